@@ -192,8 +192,6 @@ TESTS_OF = {
     "testing/kits/precision.py": "conformance/test_kits.py",
     "testing/kits/store.py": "conformance/test_kits.py",
     "testing/kits/strategy.py": "conformance/test_kits.py",
-    "testing/plain_loop.py": "testing/test_equivalence.py",
-    "testing/programs.py": "testing/test_equivalence.py",
     "trainer/after_exception.py": "callbacks/test_on_exception_checkpoint.py faults/test_saved_shards.py",
     "trainer/job.py": "trainer/test_trainer.py distributed/test_started_here.py",
     "trainer/life.py": "trainer/test_trainer.py",

@@ -126,7 +126,7 @@ OF_OTHERS = {
     "named tuples": "_asdict _fields",
     "numpy": "_bit_generator _rand",
     "omegaconf": "_get_flag _get_parent",
-    "os, sys, random, runpy": "_exit _getframe _inst _run_module_as_main",
+    "os, sys, random, runpy": "_current_frames _exit _getframe _inst _is_gil_enabled _run_module_as_main",
     "our own objects, set by other means": "_convert_output _converts _is_heard",
     "torch_xla": "_XLAC _get_xla_sharding_spec _parallel_loader_kwargs _xla_runtime_is_initialized",
     "torchmetrics": "_forward_cache _reductions _update_count",

@@ -1,4 +1,4 @@
-"""The contract of a callback: hooks that run your code at each phase of a run."""
+"""The base class of callbacks, whose hooks run your code in each phase of a run."""
 
 from __future__ import annotations
 
@@ -11,69 +11,73 @@ if TYPE_CHECKING:
 
     from drivetrain.module.module import LightningModule as LightningModule
     from drivetrain.trainer.trainer import Trainer as Trainer
-# callbacks need these names only in annotations, and at run time this module must not import modules of higher layers
+# only annotations need these names, and this module must not import higher layers at run time
 else:
     LightningModule = Trainer = Any
 
 
 class Callback:
-    """Base class of callbacks. Override the hooks you need; hooks that are not overridden cost nothing in a step.
+    """Base class of callbacks. Override the hooks that you need; other hooks take no time in a step.
 
-    Every hook gets ``(trainer, pl_module, ...)``. A callback's hook runs before the module's hook of the same name, and
-    callbacks run in the order of the list; the attributes ``position`` and ``monitors`` declare exceptions from this
-    order. A hook may call ``self.log`` if the module's hook of the same name may.
+    The first arguments of every hook are ``trainer`` and ``pl_module``. Callbacks run in the order of the list. A
+    callback's hook runs before the module's hook of that name. The attributes ``position`` and ``monitors`` declare
+    exceptions from this order. A hook can call ``self.log`` if the module's hook of that name can.
     """
 
     position: Literal["first", "any", "last"] = "any"
     """The callback's position in the list: tuners run first, checkpoints last."""
 
     monitors: bool = False
-    """Whether the callback reads metrics at the end of an epoch. If so, its ``on_train_epoch_end`` runs after the
-    module's.
+    """Whether the callback reads metrics at the end of an epoch. If so, the callback's ``on_train_epoch_end`` runs
+    after the module's.
     """
 
     idle_hooks: frozenset[str] = frozenset()
-    """Hooks that the class overrides, but that need not be called on this instance, because the instance's options do
-    not use them. The loop reads these names when a run starts; an idle hook costs nothing in a step.
+    """Names of hooks that the class overrides, but that this instance does not need with its options. The loop reads
+    the names when a run starts, and does not call these hooks.
     """
 
     ends_training: bool = False
-    """Whether the callback has a limit of its own that ends training. If so, the default of ``max_epochs`` is
-    no limit.
+    """Whether the callback has its own limit that ends training. If so, ``max_epochs=None`` means that there is no
+    limit.
     """
 
     needs_batch_indices: bool = False
-    """Whether the callback needs the sample indices of prediction batches, which are recorded only for such
-    callbacks.
+    """Whether the callback needs the sample indices of prediction batches. The Trainer records the indices only for
+    such callbacks.
     """
 
     needs_every_rank: bool = False
-    """Whether every rank needs this callback with the same options, because its hooks exchange values between ranks or
-    change the training. When a run begins, the ranks compare the ``state_key`` of the callbacks for which this is
-    true."""
+    """Whether every rank needs this callback with equal options, because its hooks exchange values between ranks or
+    change the training. When a run begins, the ranks compare the ``state_key`` of each such callback.
+    """
 
     changes_in_validation: bool = True
-    """Whether the callback's state may change during a validation. If a checkpoint was saved during a validation, a run
-    that resumes from it repeats the validation, and warns about such callbacks.
+    """Whether the callback's state may change during a validation. A run that resumes from a checkpoint that was saved
+    during a validation repeats the validation, and warns about such callbacks.
     """
 
     keeps_weights: bool = False
     """Whether the callback is a :class:`KeepsWeights`."""
 
     pl_module: Any = None
-    """The module of the run, through which :meth:`log` logs. The Trainer sets it."""
+    """The module of the run, whose ``log`` :meth:`log` calls. The Trainer sets this attribute."""
 
     def log(self, name: str, value: Any, **options: Any) -> None:
-        """Call the module's ``self.log`` with its arguments, from a hook that may log."""
+        """Call the module's ``self.log`` with these arguments. Call this method in a hook in which the module can
+        log.
+        """
         self.pl_module.log(name, value, **options)
 
     def log_dict(self, dictionary: Any, **options: Any) -> None:
-        """Call the module's ``self.log_dict`` with its arguments, from a hook that may log."""
+        """Call the module's ``self.log_dict`` with these arguments. Call this method in a hook in which the module can
+        log.
+        """
         self.pl_module.log_dict(dictionary, **options)
 
     @property
     def state_key(self) -> str:
-        """The key of this callback's state in a checkpoint; it must differ between instances with a state."""
+        """The key of this callback's state in a checkpoint. Callbacks with a state must have different keys."""
         return type(self).__qualname__
 
     def _generate_state_key(self, **kwargs: Any) -> str:
@@ -93,7 +97,7 @@ class Callback:
         """Called when ``stage`` has ended without an exception."""
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Called when the run ends with ``exception``, also when Ctrl-C ends it. Parts of the run may not exist yet."""
+        """Called when ``exception``, which may be that of Ctrl-C, ends the run. Parts of the run may not exist yet."""
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Called when the model is on the device and the optimizers exist."""
@@ -105,7 +109,7 @@ class Callback:
         """Called before the validation batches of the sanity check."""
 
     def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Called after the sanity check, when metrics, progress and random generators are as before this check."""
+        """Called after the sanity check. The Trainer restores metrics, progress and random generators then."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Called before the first epoch."""
@@ -117,7 +121,7 @@ class Callback:
         """Called when a training epoch begins, before the loader's iterator is created."""
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Called when a training epoch has ended; its epoch metrics are in ``trainer.callback_metrics``."""
+        """Called when a training epoch has ended. The epoch's metrics are in ``trainer.callback_metrics``."""
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Called when a training batch is on the device."""
@@ -125,8 +129,8 @@ class Callback:
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Called after a training batch. ``outputs`` has the unscaled "loss" and the other items that the step
-        returned, detached; ``None`` if the step returned ``None``.
+        """Called after a training batch. ``outputs`` is a dictionary with the unscaled "loss" and the other items that
+        the step returned, all detached from the graph.
         """
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -139,7 +143,7 @@ class Callback:
         """Called before the pass over the validation loaders."""
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Called after the pass over the validation loaders; this hook may still log values of the epoch."""
+        """Called after the pass over the validation loaders. This hook can log further values of the validation."""
 
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
@@ -162,7 +166,7 @@ class Callback:
         """Called before the pass over the test loaders."""
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Called after the pass over the test loaders; this hook may still log values of the epoch."""
+        """Called after the pass over the test loaders. This hook can log further values of the test."""
 
     def on_test_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
@@ -199,64 +203,66 @@ class Callback:
         """Called after a prediction batch; ``outputs`` is the result of ``predict_step``."""
 
     def on_before_zero_grad(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        """Called before the gradients of the previous optimizer step are cleared: after the first ``training_step``
-        that follows this optimizer step.
-        """
+        """Called before the gradients are cleared, after ``training_step`` of the first batch of an optimizer step."""
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
-        """Called before the backward pass of ``loss``, which is divided by the number of accumulated batches."""
+        """Called before the backward pass of ``loss``. The loss is already divided by the number of accumulated
+        batches.
+        """
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Called when the gradients of this batch have been added to ``.grad``."""
+        """Called after the backward pass of a batch, which has added the batch's gradients to each parameter's
+        ``grad``.
+        """
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        """Called when the gradients are complete, unscaled and not yet clipped."""
+        """Called before an optimizer step. The gradients are complete and unscaled, but not yet clipped."""
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Called when ``checkpoint`` is complete but not yet written. The hook may add entries or change them."""
+        """Called before ``checkpoint`` is written. This hook can add or change entries."""
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Called when ``checkpoint`` was read and the model has its weights, before :meth:`load_state_dict`."""
+        """Called after the model has loaded its weights from ``checkpoint``, and before :meth:`load_state_dict`."""
 
 
 def connect_module(callbacks: Iterable[Callback], module: Any) -> None:
     """Set the run's module on its callbacks.
 
-    ``object.__setattr__``, because a callback that is an ``nn.Module`` must not register the run's module as its child.
+    The function calls ``object.__setattr__``, because a callback that is an ``nn.Module`` must not register the module
+    as a child.
     """
     for callback in callbacks:
         object.__setattr__(callback, "pl_module", module)
 
 
 class KeepsWeights(Callback):
-    """Base class of callbacks that keep weights beside the module's, such as averages.
+    """Base class of callbacks that keep additional weights, such as averages of the module's weights.
 
-    Every checkpoint contains these weights, even one with ``save_weights_only``. They are not part of
-    :meth:`state_dict`, because a fit copies this state at the first batch of each optimizer step if a callback saves on
-    exceptions.
+    Every checkpoint contains these weights, also a checkpoint with ``save_weights_only``. The weights are not part of
+    :meth:`state_dict`, because a fit may copy the result of :meth:`state_dict` for each optimizer step.
     """
 
     keeps_weights = True
     changes_in_validation = False
 
     def save_weights(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Add the weights to ``checkpoint``, whose "state_dict" contains the module's weights. Every rank calls
-        this.
+        """Add the weights to ``checkpoint``, whose "state_dict" contains the module's weights. Every rank calls this
+        method.
         """
 
     def load_weights(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any], fitting: bool
     ) -> None:
         """Load the weights from ``checkpoint``. Afterwards the module loads ``checkpoint["state_dict"]``, which this
-        method may change.
+        method can change.
         """
 
 
 class Checkpoint(Callback):
     """Base class of callbacks that write checkpoints.
 
-    Such a callback runs last. At the end of a batch, a validation or an epoch, its hook runs even after the module's,
-    so that the checkpoint contains the effect of all other hooks.
+    Such callbacks run after all other callbacks. At the end of a batch, a validation or an epoch, such callbacks also
+    run after the module's hook, so that the checkpoint contains the effects of all other hooks.
     """
 
     position = "last"
@@ -264,21 +270,21 @@ class Checkpoint(Callback):
     needs_every_rank = True
 
     saves_on_exception: bool = False
-    """Whether the callback saves when an exception ends a run. If so, the loop copies the state at the first batch of
-    each optimizer step.
+    """Whether the callback saves a checkpoint if an exception ends the run. If so, the loop copies the run's state at
+    the first batch of each optimizer step.
     """
 
     def resume_candidates(self, trainer: Trainer) -> list[str]:
-        """Return the files in a folder that the user chose. ``ckpt_path="last"`` may use any of these files, whichever
-        program has saved it.
+        """Return the checkpoints in the folder that the user has chosen. ``ckpt_path="last"`` can use any of these
+        files, also a file of another program.
 
-        Of the files that all callbacks return, the newest complete file is used.
+        The Trainer uses the newest complete file that a callback returns.
         """
         return []
 
     def save_folders(self, trainer: Trainer) -> list[str]:
-        """Return the folder into which a fit saves when a signal or a time limit ends the fit, followed by the folders
-        of other runs, if there are any. ``ckpt_path="last"`` may use a file in these folders if the same program with
-        the same configuration has saved it.
+        """Return the folder into which a fit saves after a signal or at a time limit, followed by the folders of other
+        runs. ``ckpt_path="last"`` uses a file in these folders only if this program, with this configuration, has saved
+        the file.
         """
         return []

@@ -5,28 +5,28 @@
     DrivetrainError
     ├── ConfigurationError (also a ValueError)   a wrong argument, or arguments that contradict each other
     │   ├── UnknownArgumentError (a TypeError)   an argument that does not exist
-    │   ├── UnknownNameError (a KeyError)        nothing is registered under this name, or a dictionary lacks a key
+    │   ├── UnknownNameError (a KeyError)        an unknown name, or a missing key of a dictionary
     │   ├── WrongTypeError (a TypeError)         an argument of a type that is not accepted, or a missing model
-    │   ├── SignatureError (a TypeError and a RuntimeError)  a method that does not take what the loop passes
-    │   ├── MissingAttributeError (an AttributeError)  an object lacks an attribute that is needed
-    │   ├── MissingPackageError (a ModuleNotFoundError)  an optional package is not installed
-    │   ├── HookError (a NotImplementedError)    a hook that no longer exists, or that a class must define
-    │   ├── RunError (a RuntimeError)            parts of a run that do not fit each other or the machine
-    │   │   └── NotLoggedError                   a callback or a scheduler watches a name that was not logged
+    │   ├── SignatureError (a TypeError and a RuntimeError)  a step or a hook that does not accept the loop's arguments
+    │   ├── MissingAttributeError (an AttributeError)  an object that lacks a required attribute
+    │   ├── MissingPackageError (a ModuleNotFoundError)  an optional package that is not installed
+    │   ├── HookError (a NotImplementedError)    a hook that no longer exists, or a required hook that is missing
+    │   ├── RunError (a RuntimeError)            parts of a run that do not fit each other, or do not fit the machine
+    │   │   └── NotLoggedError                   a monitored name that was not logged
     │   └── NotSupportedError                    a valid argument that this version does not support yet
-    ├── LaunchError (launchers.launcher)         a process of the job failed
-    ├── LoggingError                             self.log called wrongly
-    │   ├── LogNameError (a TypeError)           a name that is no text, or a reserved one
+    ├── LaunchError (launchers.launcher)         a process of the job that has failed
+    ├── LoggingError                             a wrong call of self.log
+    │   ├── LogNameError (a TypeError)           a name that is reserved or not a string
     │   └── UnloggableError (a ValueError)       a value that cannot be logged
     ├── CheckpointError                          a checkpoint that cannot be written, read or applied
-    │   ├── NoCheckpointError (a FileNotFoundError and a ValueError)  there is none at the path
-    │   ├── CheckpointNameError (a ValueError)   ckpt_path="best" or the like names none
-    │   ├── IncompleteCheckpointError (a KeyError)  it lacks what was asked for
-    │   └── CheckpointMismatchError (a RuntimeError)  its weights do not fit the model
-    └── PeerError                                another rank of the job failed, so this one ends too
-    SIGTERMException (a SystemExit)              the run ends because it was sent SIGTERM
+    │   ├── NoCheckpointError (a FileNotFoundError and a ValueError)  a path without a checkpoint
+    │   ├── CheckpointNameError (a ValueError)   a word such as "best" without a checkpoint
+    │   ├── IncompleteCheckpointError (a KeyError)  a checkpoint that lacks a requested entry
+    │   └── CheckpointMismatchError (a RuntimeError)  weights that do not fit the model
+    └── PeerError                                the end of this rank, because another rank has failed
+    SIGTERMException (a SystemExit)              the end of a run, because of a SIGTERM
 
-A message states the cause, the value and the cure, in this order: its last sentence says what to write instead.
+A message states the cause, the value and the cure, in this order. The cure is a sentence about what to write.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ R = TypeVar("R")
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _MODULE = re.compile(r"<(?:[\w<>]+\.)+(?=\w+ object>)")
-_LONGEST_REPR = 100  # characters; without a limit, the text of a model would fill pages
+_LONGEST_REPR = 100  # characters; the text of a model could fill pages
 
 
 class DrivetrainError(Exception):
-    """Base class: ``except DrivetrainError`` catches every error that drivetrain itself detects."""
+    """Base class: ``except DrivetrainError`` catches every error that drivetrain raises."""
 
 
 class ConfigurationError(DrivetrainError, ValueError):
-    """An argument is wrong, or two arguments contradict each other. Raised before anything is built."""
+    """An argument is wrong, or two arguments contradict each other."""
 
 
 class UnknownArgumentError(ConfigurationError, TypeError):
@@ -63,44 +63,54 @@ class UnknownArgumentError(ConfigurationError, TypeError):
 
 
 class UnknownNameError(ConfigurationError, KeyError):
-    """Nothing is registered under this name, or a dictionary lacks a key. The error is also a KeyError, which a failed
-    lookup raises.
+    """No object is registered under a name, or a dictionary lacks a key.
+
+    The error is also a KeyError, which a failed lookup raises.
     """
 
     __str__ = Exception.__str__  # a KeyError would show its message in quotes
 
 
 class WrongTypeError(ConfigurationError, TypeError):
-    """An argument has a wrong type, or the model is missing. The error is also a TypeError, which Python raises for a
-    wrong type.
+    """An argument has a wrong type, or the model is missing.
+
+    The error is also a TypeError, which Python raises for a wrong type.
     """
 
 
 class SignatureError(ConfigurationError, TypeError, RuntimeError):
-    """A step or a hook does not accept the loop's arguments. The error is also a TypeError, which Python raises for a
-    wrong call, and a RuntimeError, because whether a step needs ``dataloader_idx`` is known only during the run.
+    """A step or a hook does not accept the loop's arguments.
+
+    The error is also a TypeError, which Python raises for a wrong call. The error is also a RuntimeError, because only
+    the run shows whether a step needs ``dataloader_idx``.
     """
 
 
 class MissingAttributeError(ConfigurationError, AttributeError):
-    """An object lacks a required attribute. The error is also an AttributeError, which Python raises for a missing
-    attribute.
+    """An object lacks a required attribute.
+
+    The error is also an AttributeError, which Python raises for a missing attribute.
     """
 
 
 class MissingPackageError(ConfigurationError, ModuleNotFoundError):
-    """An optional package is not installed. The error is also a ModuleNotFoundError, which importing the package
-    raises.
+    """An optional package is not installed.
+
+    The error is also a ModuleNotFoundError, which importing the package raises.
     """
 
 
 class HookError(ConfigurationError, NotImplementedError):
-    """A hook no longer exists, or a class must define it. The error is also a NotImplementedError."""
+    """A class defines a hook that no longer exists, or lacks a required hook.
+
+    The error is also a NotImplementedError.
+    """
 
 
 class RunError(ConfigurationError, RuntimeError):
-    """Parts of a run do not fit each other or the machine. The error is also a RuntimeError, because it is only
-    detected during a run.
+    """Parts of a run do not fit each other, or do not fit the machine.
+
+    The error is also a RuntimeError, because it is detected during a run.
     """
 
 
@@ -113,23 +123,25 @@ class NotSupportedError(ConfigurationError):
 
 
 class LoggingError(DrivetrainError):
-    """``self.log`` was called in a hook, with a value or options that are not allowed there."""
+    """``self.log`` was called with a value or options that are not allowed in the calling hook."""
 
 
 class LogNameError(LoggingError, TypeError):
-    """``self.log`` got a name that is not a string, or a reserved one. The error is also a TypeError, which Python
-    raises for a wrong type.
+    """``self.log`` got a name that is reserved or not a string.
+
+    The error is also a TypeError, which Python raises for a wrong type.
     """
 
 
 class UnloggableError(LoggingError, ValueError):
-    """``self.log`` got a value that is not a number. The error is also a ValueError, which Python raises for a wrong
-    value.
+    """``self.log`` got a value that is not a number.
+
+    The error is also a ValueError, which Python raises for a wrong value.
     """
 
 
 class SIGTERMException(SystemExit):
-    """The run ends because its process was sent SIGTERM; if no code catches this exception, the exit code is 143."""
+    """The run ends because of a SIGTERM. If no code catches this exception, the process's exit code is 143."""
 
     def __init__(self, code: int = 128 + 15) -> None:
         super().__init__(code)
@@ -140,43 +152,53 @@ class CheckpointError(DrivetrainError):
 
 
 class NoCheckpointError(CheckpointError, FileNotFoundError, ValueError):
-    """There is no checkpoint at the path. The error is also a FileNotFoundError, which Python raises for a missing
-    file, and a ValueError, because the argument is wrong.
+    """There is no checkpoint at the path.
+
+    The error is also a FileNotFoundError, which Python raises for a missing file, and a ValueError, because the
+    argument is wrong.
     """
 
 
 class CheckpointNameError(CheckpointError, ValueError):
-    """A word such as "best" stands for no checkpoint, or a folder is not a checkpoint. The error is also a ValueError,
-    because the argument is wrong.
+    """There is no checkpoint for a word such as "best", or a folder is not a checkpoint.
+
+    The error is also a ValueError, because the argument is wrong.
     """
 
 
 class IncompleteCheckpointError(CheckpointError, KeyError, ValueError):
-    """A checkpoint lacks a requested entry. The error is also a KeyError, which a failed lookup raises, and a
-    ValueError.
+    """A checkpoint lacks a requested entry.
+
+    The error is also a KeyError, which a failed lookup raises, and a ValueError.
     """
 
     __str__ = Exception.__str__  # a KeyError would show its message in quotes
 
 
 class CheckpointMismatchError(CheckpointError, RuntimeError):
-    """The weights of a checkpoint do not fit the model. The error is also a RuntimeError, which torch raises for
-    weights that do not fit.
+    """The weights of a checkpoint do not fit the model.
+
+    The error is also a RuntimeError, which torch raises for weights that do not fit.
     """
 
 
 class PeerError(DrivetrainError):
-    """Another rank of the job has failed, so this rank ends, too. The message says which rank, where and why."""
+    """Another rank of the job has failed, so this rank ends, too.
+
+    The message names the failed rank, and the place and cause of the failure.
+    """
 
 
 _LIGHTNING = ("lightning", "lightning_fabric", "pytorch_lightning")
 
 
 def closest(word: str, known: Iterable[str]) -> str | None:
-    """Return the ``known`` name most similar to ``word``, ignoring case; ``None`` if none is similar."""
+    """Return the ``known`` name that is most similar to ``word``, regardless of case; ``None`` if no name is
+    similar.
+    """
     names = {name.lower(): name for name in sorted(known)}
     found = difflib.get_close_matches(word.lower(), names, n=3, cutoff=0.6)
-    # a name with the same letters is preferred: "dpp" probably means "ddp"
+    # names with the same letters are preferred: for "dpp", "ddp"
     mistyped = (each for each in found if len(each) == len(word) and set(each) == set(word.lower()))
     return names[next(mistyped, found[0])] if found else None
 
@@ -190,25 +212,26 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def number_of(number: object, what: str) -> str:
-    """Return the number and the noun ``what``, which is in the plural unless the number is 1: "1 batch", "2
-    batches".
+    """Return a text such as "1 batch" or "2 batches": the number and the noun ``what``, in the plural unless the number
+    is 1.
     """
     return f"{number} {what}{'' if number == 1 else 'es' if what.endswith(('tch', 'ss')) else 's'}"
 
 
 def shown(value: Any) -> str:
-    """Return ``repr(value)`` for a message: in one line, without memory addresses, and shortened if it is long.
+    """Return ``repr(value)`` for a message: in one line, without memory addresses, and shortened if the text is long.
 
-    A name loses its module: ``<package.file.Timer object at 0x7f00>`` becomes ``<Timer object>``.
+    Names of modules are left out: ``<package.file.Timer object at 0x7f00>`` becomes ``<Timer object>``.
     """
     text = _MODULE.sub("<", _ADDRESS.sub("", " ".join(repr(value).split())))
     return text if len(text) <= _LONGEST_REPR else f"{text[: _LONGEST_REPR - 3]}..."
 
 
 def described(value: Any) -> str:
-    """Describe a value of the wrong type: "a str: 'x'", "None", "the class EarlyStopping itself".
+    """Return a description of a value with a wrong type: "a str: 'x'", "None", "the class EarlyStopping itself".
 
-    If the value's class is Lightning's, the text names its package, because the class may have the same name here.
+    If the value's class is from Lightning, the description names the package, because drivetrain may have a class of
+    that name.
     """
     if isinstance(value, type):
         return f"the class {value.__name__} itself{_in_parentheses(whose(value))}"
@@ -219,12 +242,12 @@ def described(value: Any) -> str:
 
 
 def _in_parentheses(sentences: str) -> str:
-    """Return ``sentences`` in parentheses, to be inserted into another sentence."""
+    """Return ``sentences`` in parentheses, for use inside another sentence."""
     return f" ({sentences[0].lower()}{sentences[1:-1]})" if sentences else ""
 
 
 def whose(value: Any) -> str:
-    """Return which class of Lightning ``value`` has or extends, and what to do; "" if there is no such class."""
+    """Return a hint if the class of ``value`` is a class of Lightning or derived from one; else ""."""
     for cls in (value if isinstance(value, type) else type(value)).__mro__:
         if (package := cls.__module__.partition(".")[0]) in _LIGHTNING:
             return (
@@ -237,30 +260,28 @@ def whose(value: Any) -> str:
 def wrong_value(
     owner: str, name: str, value: Any, expected: str, cure: str, types: tuple[type, ...] = (object,)
 ) -> ConfigurationError:
-    """Return the error for a wrong value of an argument of ``owner``; the message says what is accepted, and what to
-    write.
+    """Return the error for a wrong value of an argument of ``owner``. The message names the accepted values, and what
+    to write.
 
-    If the value has none of ``types``, the error is a :class:`WrongTypeError`.
+    If the value is not an instance of ``types``, the error is a :class:`WrongTypeError`.
     """
     kind = ConfigurationError if isinstance(value, types) else WrongTypeError
     return kind(f"{owner}({name}={shown(value)}): {name} is {expected}. Write {cure}.")
 
 
 def unknown_value(owner: str, name: str, value: Any, known: Iterable[str]) -> ConfigurationError:
-    """Return the error for an argument of ``owner`` that is none of the ``known`` names; the message suggests one of
-    them.
-    """
+    """Return the error for an unknown argument of ``owner``. The message suggests one of the ``known`` names."""
     return ConfigurationError(f"{owner}({name}={shown(value)}) is unknown. {did_you_mean(str(value), known)}")
 
 
 def check_installed(owner: str, package: str, instead: str = "", install: str = "") -> None:
-    """Check that ``owner`` can import its package.
+    """Check that the package that ``owner`` needs is installed.
 
     Args:
         owner: the class or function that needs the package.
         package: the name under which the package is imported.
-        instead: what to use without the package; "" if nothing else does the same.
-        install: the name under which pip installs the package; "": the same name.
+        instead: what to use without the package; "" if there is no replacement.
+        install: the package's name for pip; "": ``package``.
 
     Raises:
         MissingPackageError: the package is not installed.
@@ -271,10 +292,11 @@ def check_installed(owner: str, package: str, instead: str = "", install: str = 
 
 
 def check_known(owner: str, value: Any, what: str, known: Collection[str]) -> None:
-    """Check that the first argument of ``owner`` is one of the ``known`` names; ``what`` is the noun for such a name.
+    """Check that the first argument of ``owner`` is one of the ``known`` names. ``what`` is the noun for the names in
+    the message.
 
     Raises:
-        ConfigurationError: the value is none of them; the message suggests a similar one.
+        ConfigurationError: the value is not one of the names. The message suggests a similar name.
     """
     if value not in known:
         raise ConfigurationError(f"{owner}({value!r}): there is no such {what}. {did_you_mean(str(value), known)}")
@@ -286,9 +308,7 @@ def is_count(value: Any, lowest: int = 0) -> bool:
 
 
 def count_meant(value: Any, otherwise: int, lowest: int = 0) -> int:
-    """Return the int that ``value`` probably means, such as 3 for 3.0 or "3"; if it means none, return
-    ``otherwise``.
-    """
+    """Return the int that ``value`` probably means, such as 3 for 3.0 or "3"; ``otherwise`` if there is no such int."""
     try:
         whole = None if isinstance(value, bool) or float(value) != int(float(value)) else int(float(value))
     except (TypeError, ValueError, OverflowError):
@@ -302,8 +322,8 @@ def check_count(owner: str, name: str, value: Any, lowest: int = 0, otherwise: i
     Args:
         owner, name, value: as in :func:`wrong_value`.
         lowest: the smallest valid value.
-        otherwise: the number that the message suggests, unless the value probably means another int.
-        optional: whether ``None`` is accepted, too.
+        otherwise: the number that the message suggests, if the value does not seem to mean an int.
+        optional: whether ``None`` is also valid.
 
     Raises:
         ConfigurationError: the value is smaller than ``lowest``.
@@ -318,7 +338,7 @@ def check_choice(owner: str, name: str, value: Any, choices: Sequence[Any]) -> N
     """Check that an argument of ``owner`` is one of ``choices``.
 
     Raises:
-        ConfigurationError: the value is none of them.
+        ConfigurationError: the value is not one of ``choices``.
     """
     if value not in choices:
         *others, last = (f'"{each}"' if isinstance(each, str) else repr(each) for each in choices)
@@ -326,13 +346,13 @@ def check_choice(owner: str, name: str, value: Any, choices: Sequence[Any]) -> N
 
 
 def is_number(value: Any) -> bool:
-    """Return whether ``value`` is a real number of Python or numpy, except NaN; booleans do not count."""
+    """Return whether ``value`` is a real number of Python or numpy. NaN and booleans do not count."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool) and value == value
 
 
 def unknown_argument(owner: str, unknown: Mapping[str, Any], known: Iterable[str]) -> UnknownArgumentError:
-    """Return the error for arguments that ``owner`` does not have; the message has the first of them, and a similar
-    name.
+    """Return the error for arguments that ``owner`` does not have. The message names the first unknown argument, and a
+    similar name.
     """
     name = next(iter(unknown))
     cure = instead_of("a call", f"{owner}.{name}") or did_you_mean(name, known)
@@ -344,10 +364,10 @@ class NoMore(TypedDict):
 
 
 def accepts_no_more(fn: Callable[P, R]) -> Callable[P, R]:
-    """Decorator for a function that catches misspelt keywords in ``**unknown``, to raise its own error.
+    """Decorator for a function that catches unknown keywords in ``**unknown``, to raise a helpful error.
 
-    The decorator hides ``**unknown`` from the function's signature. Unlike :func:`arguments_checked`, it adds no frame
-    to a traceback.
+    The decorator hides ``**unknown`` from the function's signature. Unlike :func:`arguments_checked`, this decorator
+    adds no frame to a traceback.
     """
     signature = inspect.signature(fn)
     named = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
@@ -357,7 +377,7 @@ def accepts_no_more(fn: Callable[P, R]) -> Callable[P, R]:
 
 
 def arguments_checked(fn: Callable[P, R]) -> Callable[P, R]:
-    """Decorator for entry points: an unknown argument of ``fn`` raises an error that suggests a similar argument.
+    """Decorator for public functions: a call with an unknown argument raises an error that suggests a similar argument.
 
     Raises:
         UnknownArgumentError: there is no such argument.
@@ -382,7 +402,9 @@ def arguments_checked(fn: Callable[P, R]) -> Callable[P, R]:
 
 
 def text_of(error: BaseException) -> str:
-    """Return the text of ``error``; "" if its ``__str__`` raises, so that this exception does not hide ``error``."""
+    """Return the text of ``error``; "" if the error's ``__str__`` raises, because a second exception would hide
+    ``error``.
+    """
     try:
         return str(error)
     except Exception:

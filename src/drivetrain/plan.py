@@ -1,6 +1,6 @@
-"""Make a frozen plan with its reasons, once, from the settings and the machine. Nothing is built here.
+"""Make a frozen plan, with reasons, from the settings and the machine. No part of the run is created here.
 
-For each part of a run, the first row that applies decides. ``tests/test_plan.py`` tests each row without hardware:
+For each part of a run, the first row that applies decides. ``tests/test_plan.py`` tests the rows without hardware:
 
 ============  ================================================  =======================================================
 what          given                                             choice
@@ -66,25 +66,24 @@ _CLAIMS: dict[torch.dtype | None, tuple[str, str]] = {
     torch.float16: ("supports_float16", "float16"),
     torch.bfloat16: ("supports_bfloat16", "bfloat16"),
 }
-"""By dtype: the accelerator's attribute that must be true, and the dtype's name in messages."""
+"""For each dtype: the accelerator's attribute that must be true, and the dtype's name in messages."""
 
 _PLUGINS: tuple[type, ...] = (Precision, CheckpointIO, ClusterEnvironment, LayerSync)
 _PASS_PLUGINS = "Pass a Precision, a CheckpointIO, a ClusterEnvironment or a LayerSync, at most one of each."
-_SYNC = "sync_batchnorm"  # the argument of the Trainer, and the name of the layer synchronisation that it selects
+_SYNC = "sync_batchnorm"  # an argument of the Trainer, and the name of a LayerSync
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The facts about this machine on which a plan depends, as plain data, so that a test can invent such facts.
+    """The facts about this machine on which a plan depends, as plain data, so that tests can invent facts.
 
-    Which accelerators are available is not among these facts, because the plan asks the accelerators.
+    The available accelerators are not part of this class, because the plan asks the accelerators.
 
     Attributes:
-        environment: the cluster environment of this process, and the reason why it was detected; ``None``: the user
-            started the process.
+        environment: the cluster environment of this process, and the reason; ``None``: the user started the process.
         has_tensorboard: whether the package that TensorBoardLogger needs is installed.
-        is_rank_of_program: whether the program has started this process as a rank.
-        is_notebook: whether the program is not a file that could be run again.
+        is_rank_of_program: whether another process of this program has started this process as a rank.
+        is_notebook: whether the program runs in a notebook, so that a launcher cannot run it again.
     """
 
     environment: tuple[ClusterEnvironment, str] | None
@@ -94,7 +93,7 @@ class Machine:
 
     @classmethod
     def detect(cls, environ: MutableMapping[str, str] = os.environ, given: ClusterEnvironment | None = None) -> Machine:
-        """Return the facts about this machine and process; if ``given`` is an environment, none is detected."""
+        """Return the facts about this machine and process; if ``given`` is an environment, detect no environment."""
         return cls(
             environment=detect(environ, given),
             has_tensorboard=find_spec("tensorboard") is not None,
@@ -105,7 +104,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Decision:
-    """One line of a plan: what was decided, and why."""
+    """One line of a plan: the subject, the choice and the reason."""
 
     what: str
     choice: str
@@ -114,10 +113,10 @@ class Decision:
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """All decisions, made before any part is built. ``print(plan)`` shows them with their reasons.
+    """All decisions about a run's parts, made before a part is created; ``print(plan)`` shows the reasons.
 
     Attributes:
-        start_method: how this process starts the processes of its machine; ``None``: it starts none.
+        start_method: how this process starts the processes of its machine; ``None``: it starts no processes.
     """
 
     accelerator: Accelerator
@@ -157,7 +156,7 @@ class Plan:
 
 
 def resolve(settings: Settings, machine: Machine | None = None) -> Plan:
-    """Return the plan for ``settings`` on ``machine`` (by default this machine).
+    """Return the plan for ``settings`` on ``machine``; ``None``: this machine.
 
     Raises:
         ConfigurationError: a name is unknown, arguments contradict each other, or the hardware is missing.
@@ -206,15 +205,15 @@ def _class_of(strategy: Entry[Strategy] | Strategy) -> type[Strategy]:
 
 
 def _processes_for(strategy: Entry[Strategy] | Strategy, devices: Sequence[torch.device]) -> int:
-    """Return how many processes of one machine train on these devices."""
+    """Return the number of processes that train on these devices of one machine."""
     return 1 if _class_of(strategy).facts.drives_all_devices else len(devices)
 
 
 def _processes(
     environment: ClusterEnvironment, why: str, cls: type[Strategy], count: int, num_nodes: int, start_method: str | None
 ) -> tuple[str, str]:
-    """Return a text about the job's processes, and the reason. The text is true in each process of the job, and in the
-    process that starts them.
+    """Return a text about the job's processes, and the reason. The text is true in all processes, also in the
+    launcher.
     """
     if start_method is not None:
         each = f"{count}, started" if num_nodes == 1 else f"{count} on each of {num_nodes} machines, started"
@@ -262,7 +261,7 @@ def _plugin_named(name: str) -> Any:
 
 
 def _strategy(settings: Settings) -> tuple[Entry[Strategy] | Strategy | None, str]:
-    """Return the requested strategy, and why; ``None`` for "auto", because the number of devices then decides."""
+    """Return the requested strategy, or ``None`` for "auto", and the reason."""
     given = settings.strategy
     if isinstance(given, Strategy):
         return given, "strategy= is an instance"
@@ -301,7 +300,7 @@ def _environment(plugin: ClusterEnvironment | None, own: OwnParts, machine: Mach
             "Give the cluster environment once."
         )
     if (given := carried or plugin) is not None:
-        check_part(type(given))  # checked before the environment is asked for the job's size
+        check_part(type(given))  # checked before the environment computes the job's size
         return given, "it was passed in plugins=" if carried is None else "the strategy carries it"
     environment, evidence = machine.environment or (LocalEnvironment({}), LocalEnvironment.evidence)
     if isinstance(environment, LocalEnvironment) and environment.creates_processes_externally:
@@ -317,7 +316,7 @@ def _start_method(
     devices: Sequence[torch.device],
     environment: ClusterEnvironment,
 ) -> str | None:
-    """Return how this process starts the processes of its machine; ``None``: it starts none.
+    """Return how this process starts the processes of its machine; ``None``: it starts no processes.
 
     Raises:
         ConfigurationError: the strategy, the devices and the existing processes do not fit together.
@@ -358,7 +357,7 @@ def _start_method(
     if environment.creates_processes_externally:
         return None
     remains = launcher is not None and (launcher.reruns_program or launcher.leaves_one_here)
-    return None if processes == 1 and remains else start  # None: the only process of this machine needs no start
+    return None if processes == 1 and remains else start  # None: this process is the only one
 
 
 def _accelerator(settings: Settings, own: OwnParts) -> tuple[Accelerator, str]:
@@ -394,14 +393,14 @@ def _devices(
         raise WrongTypeError(f'devices={given!r} names no device. Write devices=1 or devices="auto".')
     parsed: Any
     if (reserved := environment.reserved_devices()) is not None and accelerator.autocast_device_type == HOST.type:
-        reserved = None  # the number that clusters reserve is that of GPUs
+        reserved = None  # clusters reserve GPUs
     if environment.creates_processes_externally:
         given = as_auto(given, accelerator, environment.devices_of_processes)
     if given == "auto":
         said = 'devices="auto"' if settings.devices == "auto" else f"devices={settings.devices!r}"
         count, why = reserved_of(reserved, accelerator.auto_device_count(), f"{said}, and this accelerator has")
         if environment.creates_processes_externally and accelerator.autocast_device_type == HOST.type:
-            count = environment.local_world_size(settings.num_nodes)  # CPU devices have no indices to be counted
+            count = environment.local_world_size(settings.num_nodes)  # CPU devices have no indices
             why = f"{said}, and the processes on this machine are"
         why = f"{why} {count}"
         cls = None if strategy is None else _class_of(strategy)
@@ -423,11 +422,11 @@ def _devices(
             check_numbers(given, parsed, accelerator)
         why = f"devices={given!r}"
     devices = tuple(accelerator.get_parallel_devices(parsed))
-    if given != "auto" and devices and devices[0].index is not None:  # devices of the host have no numbers
+    if given != "auto" and devices and devices[0].index is not None:  # host devices have no indices
         check_numbers(given, parsed, accelerator)
     if not devices:
         raise ConfigurationError(f"devices={given!r} means no device of {accelerator.name!r}. Write devices=1.")
-    count = len(set(devices) if given == "auto" else devices)  # set(): a cluster may divide a device among processes
+    count = len(set(devices) if given == "auto" else devices)  # set(): processes may share a device
     check_limit(given, count, accelerator, reserved)
     return devices, why
 

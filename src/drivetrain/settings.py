@@ -1,8 +1,8 @@
-"""All arguments of the Trainer: name, type, default and one line of documentation.
+"""All arguments of the Trainer: their names, types, defaults and documentation.
 
-``Trainer.__init__`` repeats the same names, types and defaults, because editors, type checkers and the command line
-read signatures; a test compares the two signatures. This module checks each value separately; :mod:`drivetrain.plan`
-decides what all values together mean on this machine.
+``Trainer.__init__`` repeats the names, types and defaults, because editors, type checkers and the command line read
+signatures. A test compares the two signatures. This module checks each value separately. :mod:`drivetrain.plan` then
+decides what all values mean together on this machine.
 """
 
 from __future__ import annotations
@@ -62,18 +62,18 @@ KnownStrategy = Literal[
     "ddp_forkserver", "ddp_notebook", "ddp_ray", "ddp_spawn",
 ]  # fmt: skip
 if TYPE_CHECKING:
-    # Type checkers report a misspelt precision: there are few names, and other precisions are usually passed as objects
-    # in plugins=. Strategies of other packages are often given by name, so type checkers accept any strategy's name,
-    # and editors complete the known names.
+    # Type checkers report an unknown name of a precision, because precisions of other packages are usually passed as
+    # objects, in plugins=. Type checkers accept any name of a strategy, because strategies of other packages are often
+    # given by name. Editors complete the known names.
     PrecisionName = KnownPrecision
     StrategyName = KnownStrategy | str
-else:  # at run time, code that reads signatures, such as a command line, accepts any registered name
+else:  # at run time, a command line that reads the signature must accept any registered name
     PrecisionName = int | str
     StrategyName = str
 
 
 class Callback(Protocol):
-    """The members of a callback that the settings use; the contract is :class:`drivetrain.callback.Callback`."""
+    """The members of a :class:`drivetrain.callback.Callback` that the settings use."""
 
     ends_training: bool
 
@@ -102,7 +102,7 @@ class Settings:
         limit_test_batches: batches per test loader: a count or a fraction.
         limit_predict_batches: batches per prediction loader: a count or a fraction.
         overfit_batches: train and validate on the same few batches: a number or a fraction; 0.0: off.
-        val_check_interval: validate every n batches, after a fraction of the epoch, or after a time; None: at its end.
+        val_check_interval: validate every n batches, at a fraction of the epoch, or after a time; None: at the end.
         check_val_every_n_epoch: validate in every n-th epoch; None: count batches across epochs.
         num_sanity_val_steps: validation batches that the sanity check runs before training; None: 2; -1: all.
         log_every_n_steps: log values per step every n optimizer steps; None: 50.
@@ -116,27 +116,27 @@ class Settings:
         benchmark: torch.backends.cudnn.benchmark during the run; None: unchanged.
         inference_mode: validate and test under torch.inference_mode instead of no_grad.
         use_distributed_sampler: split the data over the processes; no effect with one process.
-        split_batches: divide a loader's batch_size by the number of processes; False: each process uses it.
-        profiler: what measures the run: a profiler, "simple", "advanced", "pytorch", "memory" or "xla"; None: nothing.
+        split_batches: True: divide batch_size by the number of processes; False: each process uses batch_size.
+        profiler: a profiler object, "simple", "advanced", "pytorch", "memory" or "xla"; None: no profiler.
         detect_anomaly: torch.autograd.set_detect_anomaly during training.
         barebones: switch off logging, checkpoints, progress bar, summary and sanity check.
         plugins: a Precision, CheckpointIO, ClusterEnvironment or LayerSync of your own, or their names.
         sync_batchnorm: batch norm over the batches of all processes; no effect with one process.
-        check_collectives: check that all processes make the same collective on tensors; None: the first 100 of a run.
-        stall_timeout_s: report where each rank waits after so many seconds without progress; None: never.
+        check_collectives: check that all processes make equal collective calls; None: the first 100 calls of a run.
+        stall_timeout_s: after this many seconds without progress, report where each rank waits; None: never.
         reload_dataloaders_every_n_epochs: call the loader hooks again every n epochs; 0: never.
         default_root_dir: folder of logs and checkpoints; None: the working directory.
         enable_autolog_hparams: log the hyperparameters of module and datamodule.
         model_registry: name of a model registry.
-        compile: torch.compile: True: the model; "blocks" or classes: these layers; a dict: its arguments; None: off.
-        split_on_oom: run batches that do not fit into memory again, in parts, with the gradients of the whole batch.
-        cuda_graphs: record and replay steps as graphs of the device: "auto": where possible and faster; True: always.
-        optimizer_kernels: faster kernels of optimizers on the host: "equal": same numbers; "fastest": any; None: none.
-        save_trainable_only: checkpoints leave out frozen weights, and keep their fingerprints.
+        compile: torch.compile. True: the model; "blocks" or classes: these layers; a dict: its arguments; None: off.
+        split_on_oom: if a batch does not fit into memory, run the batch in parts, and add up their gradients.
+        cuda_graphs: replay steps as device graphs. "auto": if this is possible and faster; True: always; False: never.
+        optimizer_kernels: faster optimizer kernels on the host. "equal": if bit-equal; "fastest": always; None: never.
+        save_trainable_only: save only fingerprints of frozen weights in checkpoints, and not the weights.
         sample_seeds: the random numbers of a training sample depend only on seed, epoch and index.
         replica_check_every: compare the model's replicas every n optimizer steps and before each save; None: never.
-        replay_every: compute every n-th optimizer step twice, and warn if the two results differ; None: never.
-        plan_check: "warn": warn if the device's peak memory is a tenth off the estimate of drivetrain plan; None: no.
+        replay_every: compute every n-th optimizer step twice, and warn if its two results differ; None: never.
+        plan_check: "warn": warn if the device's peak memory differs from the estimate of drivetrain plan by a tenth.
 
     Raises:
         ConfigurationError: an argument does not accept its value.
@@ -207,7 +207,7 @@ class Settings:
     plan_check: Literal["warn"] | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.logger, Iterator):  # a list can be iterated more than once
+        if isinstance(self.logger, Iterator):  # an iterator could be read only once
             object.__setattr__(self, "logger", list(self.logger))
         for name, rule in _RULES.items():
             rule(name, getattr(self, name))
@@ -241,7 +241,7 @@ class Settings:
 
     @property
     def has_own_end(self) -> bool:
-        """Whether a callback has a limit of its own that ends training."""
+        """Whether a callback has its own limit that ends training."""
         given = self.callbacks or []
         callbacks = given if isinstance(given, (list, tuple)) else [given]
         return any(getattr(callback, "ends_training", False) for callback in callbacks)
@@ -249,17 +249,17 @@ class Settings:
 
 _ENTRIES = re.compile(r"^    ([a-z]\w*): (.+(?:\n        .+)*)", re.MULTILINE)
 DOCS = {name: " ".join(text.split())[:-1] for name, text in _ENTRIES.findall(inspect.getdoc(Settings) or "")}
-"""By argument: its line in the docstring of :class:`Settings`."""
+"""For each argument: its text in the docstring of :class:`Settings`."""
 
 
 def doc_of(field: dataclasses.Field[Any]) -> str:
     """Return the line that documents an argument."""
-    doc = DOCS.get(field.name, "")  # "": under ``python -OO`` there are no docstrings
+    doc = DOCS.get(field.name, "")  # "": ``python -OO`` removes docstrings
     return f"{doc}; not supported yet: only the default is accepted" if field.name in NOT_YET else doc
 
 
 def documents_arguments(cls: type[T]) -> type[T]:
-    """Class decorator: add the documentation of the arguments of ``__init__`` to the class's docstring."""
+    """Class decorator: add the documentation of the arguments in :class:`Settings` to the class's docstring."""
     return describe_arguments(cls, {field.name: doc_of(field) for field in dataclasses.fields(Settings)})
 
 
@@ -305,8 +305,8 @@ def seconds_of(name: str, value: Any, owner: str = "Trainer") -> float:
 def val_interval_of(
     value: int | float | str | timedelta | Mapping[str, int] | None,
 ) -> tuple[int | float, float | None]:
-    """Return ``val_check_interval`` as batches (int) or a fraction (float), and the seconds if the value is a
-    duration.
+    """Return two values for ``val_check_interval``: a number of batches (int) or a fraction (float), and the seconds of
+    a duration or ``None``.
     """
     if value is None:
         return 1.0, None
@@ -343,7 +343,7 @@ def _interval(name: str, value: Any) -> None:
 
 
 def _limit_meant(value: Any, lowest: int, otherwise: str) -> str:
-    """Return the number of batches or the fraction that a wrong ``value`` probably means."""
+    """Return a text with the number of batches or the fraction that a wrong ``value`` probably means."""
     count = count_meant(value, -1, lowest)
     return otherwise if count < 0 else str(count)
 
@@ -436,13 +436,15 @@ def check(name: str, value: Any) -> None:
 
 
 ENV_PREFIX = "PL_TRAINER_"
-"""``PL_TRAINER_MAX_EPOCHS=3`` means ``Trainer(max_epochs=3)``; an argument that the program passes has precedence."""
+"""The prefix of environment variables: ``PL_TRAINER_MAX_EPOCHS=3`` means ``Trainer(max_epochs=3)``. An argument that
+the program passes has precedence.
+"""
 
 _WORDS = {"true": True, "false": False, "none": None}
 
 
 def complete(given: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """Return the arguments in ``given``, and those that environment variables add.
+    """Return the arguments in ``given``, and the arguments that environment variables set.
 
     The value of a variable is parsed as a Python literal if possible, and otherwise kept as a string.
 
@@ -458,7 +460,7 @@ def complete(given: Mapping[str, Any], environ: Mapping[str, str] = os.environ) 
     found: dict[str, Any] = {}
     for variable, text in environ.items():
         name = variable.removeprefix(ENV_PREFIX).lower()
-        # a variable with two underscores after PL_TRAINER belongs to the command line
+        # the command line reads variables that begin with PL_TRAINER__
         if not variable.startswith(ENV_PREFIX) or name.startswith("_"):
             continue
         if name in known:
@@ -486,4 +488,4 @@ def _parsed(text: str) -> Any:
 
 
 NOT_YET: dict[str, Any] = {"model_registry": None}
-"""Arguments whose feature does not exist yet: by name, the only value that the argument accepts."""
+"""Arguments whose feature does not exist yet -> the only value that the argument accepts."""

@@ -7,10 +7,10 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from tests.random_programs.equivalence import check_against_plain_loop, differences, run_trainer
+from tests.random_programs.programs import random_program
 
 from drivetrain.loops import direct
-from drivetrain.testing import check_against_plain_loop, random_program
-from drivetrain.testing.equivalence import differences, run_trainer
 
 pytestmark = pytest.mark.timeout(3600)  # the long form takes minutes
 

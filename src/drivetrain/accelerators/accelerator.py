@@ -20,22 +20,22 @@ with on_first_use:
     from drivetrain.accelerators import torch_device
 
 HOST = torch.device("cpu")
-"""The host, in whose memory everything is kept that must outlive a device."""
+"""The host. Tensors that must outlive a device are kept in host memory."""
 
 
 class Accelerator(ABC):
     """Base class of accelerators: an accelerator connects a program to one kind of hardware.
 
-    A subclass must define five methods; the other members have defaults, which ask torch about the device type.
-    Instances keep no state of a run, so several Trainers may use one instance.
+    A subclass must define five methods. All other members have defaults, which use torch's functions for the device
+    type. Instances keep no state of a run, so several Trainers may use one instance.
 
     Writing a subclass is for experts, because this contract may change in a minor version. The changelog lists such
     changes.
     """
 
     contract_version: ClassVar[int] = 1
-    """The version of this contract. A subclass may set the version for which it was written; if this is another
-    version, Python raises an error where the class is defined.
+    """The version of this contract. A subclass can set the version for which the subclass was written. If this is not
+    the current version, the class statement raises an error.
     """
 
     # ---- required ------------------------------------------------------------------------------------------------
@@ -43,10 +43,11 @@ class Accelerator(ABC):
     @staticmethod
     @abstractmethod
     def parse_devices(devices: Any) -> Any:
-        """Return the user's ``devices`` in the form that :meth:`get_parallel_devices` accepts. An int ``n`` means the
-        first n.
+        """Convert the user's ``devices`` to the form that :meth:`get_parallel_devices` accepts. An int ``n`` means the
+        first n devices.
 
-        The method may return its argument unchanged (2, "2", "0,1", -1): the caller converts it to device numbers.
+        The method may return its argument unchanged (2, "2", "0,1", -1). The caller then converts the argument to
+        device numbers.
 
         Raises:
             ConfigurationError: a device does not exist.
@@ -55,7 +56,9 @@ class Accelerator(ABC):
     @staticmethod
     @abstractmethod
     def get_parallel_devices(devices: Any) -> Sequence[torch.device]:
-        """Return the torch devices for ``devices``, a result of :meth:`parse_devices`, in the order of ranks."""
+        """Return the torch devices for ``devices``, in the order of ranks. ``devices`` is a result of
+        :meth:`parse_devices`.
+        """
 
     @staticmethod
     @abstractmethod
@@ -65,12 +68,12 @@ class Accelerator(ABC):
     @staticmethod
     @abstractmethod
     def is_available() -> bool:
-        """Return whether this machine has such a device and torch can use it."""
+        """Return whether torch can use a device of this kind on this machine."""
 
     @abstractmethod
     def get_device_stats(self, device: torch.device) -> dict[str, float]:
-        """Return statistics of ``device`` by name; the method must not wait for the device, and any thread may
-        call it.
+        """Return statistics of ``device`` by name. The method must not wait for the device, and any thread may call the
+        method.
         """
 
     # ---- names ---------------------------------------------------------------------------------------------------
@@ -84,29 +87,28 @@ class Accelerator(ABC):
 
     @classmethod
     def joins_auto(cls) -> bool:
-        """Return whether ``accelerator="auto"`` may choose this accelerator on this machine, provided that it is
-        available.
-        """
+        """Return whether ``accelerator="auto"`` may choose this accelerator, if available, on this machine."""
         return True
 
     single_device_strategy: str = "single_device"
-    """The name of the strategy that ``strategy="auto"`` chooses for one of these devices."""
+    """The name of the strategy that ``strategy="auto"`` chooses for one device of this kind."""
 
     parallel_strategy: str = "ddp"
-    """The name of the strategy that ``strategy="auto"`` chooses for several of these devices."""
+    """The name of the strategy that ``strategy="auto"`` chooses for several devices of this kind."""
 
     yields_to_torch: bool = False
-    """Whether torch's own device type of the same name, if it is available, is used instead of this class."""
+    """Whether an available device type of torch with the same name is used instead of this class."""
 
     own_strategies_only: bool = False
-    """Whether only strategies that name this accelerator in their ``facts.accelerators`` work on it."""
+    """Whether a strategy works on this accelerator only if the strategy's ``facts.accelerators`` contains this
+    accelerator.
+    """
 
     @classmethod
     def register_accelerators(cls, accelerator_registry: Registry[Accelerator]) -> None:
-        """Register the class under its names: ``accelerator_registry.register("name", cls, description="...")``.
+        """Register the class under these names: ``accelerator_registry.register("name", cls, description="...")``.
 
-        A subclass that defines this method is registered when Python executes its ``class`` statement; no call is
-        needed.
+        Called once, when a subclass that defines this method is created. No other registration is necessary.
         """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -116,13 +118,15 @@ class Accelerator(ABC):
 
     @property
     def name(self) -> str:
-        """The name in plans and messages: by default the class name in lower case, without "Accelerator" at its end."""
+        """The name in plans and messages. The default is the class name in lower case, without "Accelerator" at the
+        end.
+        """
         return type(self).__name__.removesuffix("Accelerator").lower() or "accelerator"
 
     # ---- facts, declared -----------------------------------------------------------------------------------------
 
     supports_float64: bool = True
-    """Whether the device has float64 tensors; without them, epoch means are summed in float32."""
+    """Whether the device has float64 tensors. If not, epoch means are summed in float32."""
 
     supports_float16: bool = True
     """Whether the device computes in float16 ("16-mixed", with a scaled loss)."""
@@ -134,20 +138,20 @@ class Accelerator(ABC):
     """Whether ``torch.Stream`` and ``torch.Event`` exist for the device."""
 
     supports_non_blocking: bool = True
-    """Whether ``tensor.to(device, non_blocking=True)`` is correct for every tensor on the host, even for one that is
-    freed before the copy is done.
+    """Whether ``tensor.to(device, non_blocking=True)`` is correct for every tensor on the host, even if the tensor is
+    freed before the end of the copy.
     """
 
     supports_pinned_memory: bool = False
-    """Whether ``torch.empty(..., pin_memory=True)`` allocates host memory from which the device copies asynchronously;
-    torch must not reuse that memory before the copy is done.
+    """Whether ``torch.empty(..., pin_memory=True)`` allocates host memory from which the device copies asynchronously.
+    torch must not reuse such memory before the end of the copy.
     """
 
     supports_several_devices: bool = True
-    """Whether one job may use several of these devices."""
+    """Whether one job can use several devices of this kind."""
 
     device_count_is_limit: bool = False
-    """Whether :meth:`auto_device_count` is the number of devices that exist, so that a larger number is an error."""
+    """Whether a larger number of devices than :meth:`auto_device_count` is an error."""
 
     @property
     def autocast_device_type(self) -> str:
@@ -156,19 +160,19 @@ class Accelerator(ABC):
 
     @property
     def process_group_backend(self) -> str:
-        """The backend of ``torch.distributed`` for these devices: by default, torch's choice for their device type."""
+        """The backend of ``torch.distributed`` for these devices. The default is torch's choice for the device type."""
         return torch.distributed.get_default_backend_for_device(self.first_device)
 
     @cached_property
     def first_device(self) -> torch.device:
-        """One of these devices, from which their device type is read; a plan sets this attribute to one of the plan's
-        devices.
+        """A device of this kind, from which drivetrain reads the device type. drivetrain sets this attribute to a
+        device that the run uses.
         """
         return self.get_parallel_devices([0])[0]
 
     @classmethod
     def why_unavailable(cls) -> str:
-        """Return one line about what is missing on this machine, for errors and lists."""
+        """Return one line, for errors and lists, about the reason why this accelerator is not available."""
         return "its is_available() returned False"
 
     # ---- life ----------------------------------------------------------------------------------------------------
@@ -187,11 +191,11 @@ class Accelerator(ABC):
     # ---- questions about a device --------------------------------------------------------------------------------
 
     def graph_recorder(self, device: torch.device) -> GraphRecorder | None:
-        """Return a recorder of graphs on ``device``, for ``Trainer(cuda_graphs=...)``. ``None``: such devices have no
-        graphs.
+        """Return a recorder of graphs on ``device``, for ``Trainer(cuda_graphs=...)``. Return ``None`` if devices of
+        this kind have no graphs.
 
         Raises:
-            RuntimeError: torch cannot record graphs on this device; the message gives the reason.
+            RuntimeError: torch cannot record graphs on this device. The message gives the reason.
         """
         return None
 
@@ -201,11 +205,13 @@ class Accelerator(ABC):
             torch.accelerator.synchronize(device)
 
     def memory_allocated(self, device: torch.device) -> int | None:
-        """Return the bytes that tensors use on the device; ``None`` if their number is unknown."""
+        """Return the number of bytes that tensors use on the device, or ``None`` if the number is unknown."""
         return torch.accelerator.memory_allocated(device) if _is_torchs(device) else None
 
     def max_memory_allocated(self, device: torch.device) -> int | None:
-        """Return the peak of :meth:`memory_allocated` since :meth:`reset_peak_memory`; ``None`` if it is unknown."""
+        """Return the peak of :meth:`memory_allocated` since :meth:`reset_peak_memory`, or ``None`` if the peak is
+        unknown.
+        """
         return torch.accelerator.max_memory_allocated(device) if _is_torchs(device) else None
 
     def reset_peak_memory(self, device: torch.device) -> None:
@@ -214,7 +220,7 @@ class Accelerator(ABC):
             torch.accelerator.reset_peak_memory_stats(device)
 
     def total_memory(self, device: torch.device) -> int | None:
-        """Return the size of the device's memory in bytes; ``None`` if it is unknown."""
+        """Return the size of the device's memory in bytes, or ``None`` if the size is unknown."""
         if not _is_torchs(device):
             return None
         properties = getattr(torch.get_device_module(device), "get_device_properties", None)
@@ -230,14 +236,14 @@ class _Accelerators(Registry[Accelerator]):
         return self.available()
 
     def available(self) -> list[str]:
-        """Return the sorted names for lists and messages. "fake", the simulated devices for tests, is left out,
-        although it is valid.
+        """Return the sorted names for lists and messages. The valid name "fake", for simulated devices in tests, is
+        left out.
         """
         return [name for name in super().available() if name != _SIMULATED or name in self._registered]
 
     def other_names(self, name: str) -> list[str]:
-        """Return the other names that are registered for the same class and the same arguments, without importing any
-        class.
+        """Return the other names of the accelerator: names that are registered for the same class and the same
+        arguments. No class is imported.
         """
         own = self._registered.get(name)
         same = [] if own is None else [
@@ -259,10 +265,10 @@ class _Accelerators(Registry[Accelerator]):
 
 
 AcceleratorRegistry = _Accelerators("drivetrain.accelerators", "accelerator", "accelerator", by_file=False)
-"""The accelerators by name: accelerators in the files of this folder, of users, and of installed packages."""
+"""The accelerators by name: drivetrain's own, the users', and those of installed packages."""
 
 
 def _is_torchs(device: torch.device) -> bool:
-    """Return whether ``device`` is of the type that ``torch.accelerator`` stands for."""
+    """Return whether ``device`` has the type of ``torch.accelerator``."""
     current = torch.accelerator.current_accelerator()
     return current is not None and current.type == device.type

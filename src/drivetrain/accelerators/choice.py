@@ -15,8 +15,8 @@ from drivetrain.errors import ConfigurationError, RunError, UnknownNameError, di
 
 
 def choose(given: Any) -> tuple[Accelerator, str]:
-    """Return the accelerator for ``given``, and why it is chosen. ``given`` is an instance, a class, a name, "auto" or
-    "gpu".
+    """Return the accelerator for ``given``, and the reason for the choice. ``given`` is an instance, a class, a name,
+    "auto" or "gpu".
 
     Raises:
         ConfigurationError: the name is unknown, or the accelerator is not available here.
@@ -45,8 +45,8 @@ def choose(given: Any) -> tuple[Accelerator, str]:
 
 
 def _entry(name: str) -> Entry[Accelerator]:
-    """Return the registered accelerator with this name. If its class sets ``yields_to_torch``, and torch's own device
-    type of this name is available, return the accelerator for this device type.
+    """Return the registered accelerator with this name. If the class sets ``yields_to_torch``, and torch has an
+    available device type with the same name, return the accelerator for torch's device type.
 
     Raises:
         UnknownNameError: the name is unknown.
@@ -57,8 +57,8 @@ def _entry(name: str) -> Entry[Accelerator]:
 
 
 def _first_available(name: str) -> tuple[Accelerator, str] | None:
-    """Return the available accelerator with the highest priority; for the name "gpu", only devices of torch count.
-    ``None`` if none is available.
+    """Return the available accelerator with the highest priority, or ``None``. For the name "gpu", only consider
+    torch's own device types.
     """
     for _, entry in sorted(_candidates(), key=lambda candidate: -candidate[0]):
         meant = issubclass(entry.cls, TorchDeviceAccelerator) if name == "gpu" else entry.cls.joins_auto()
@@ -68,8 +68,8 @@ def _first_available(name: str) -> tuple[Accelerator, str] | None:
 
 
 def _candidates() -> Iterator[tuple[int, Entry[Accelerator]]]:
-    """Yield the accelerators that "auto" considers, with their priorities, including the device for which torch was
-    built.
+    """Yield the priority and the entry of each accelerator that "auto" considers. These include the device type for
+    which torch was built.
     """
     current = torch.accelerator.current_accelerator()
     entries = [_entry(entry.name) for entry in AcceleratorRegistry.entries()]
@@ -84,7 +84,7 @@ def _candidates() -> Iterator[tuple[int, Entry[Accelerator]]]:
 
 
 def available() -> str:
-    """Return the names of the available accelerators, for messages; one name for each accelerator."""
+    """Return one name for each available accelerator, for messages."""
     entries = [entry for entry in AcceleratorRegistry.entries() if entry.cls.is_available()]
     return ", ".join(
         entry.name
@@ -141,24 +141,25 @@ def check_strategy(accelerator: Accelerator, strategy: str, works_on: frozenset[
 
 
 def check_numbers(given: Any, parsed: Any, accelerator: Accelerator) -> None:
-    """Check that the device numbers in ``parsed`` exist, each once.
+    """Check that all device numbers in ``parsed`` exist, and that no number occurs twice.
 
     Raises:
         ConfigurationError: a number does not exist, or occurs twice.
     """
-    # only a list of numbers is checked; an accelerator may return another form
+    # an accelerator may return a different form, which is not checked
     if isinstance(parsed, (list, tuple)) and all(type(index) is int for index in parsed):
         check_indices(given, parsed, accelerator.auto_device_count(), f"the accelerator {accelerator.name!r}")
 
 
 def check_limit(given: Any, count: int, accelerator: Accelerator, reserved: int | None = None) -> None:
-    """Check that the cluster has reserved ``count`` devices, and that an accelerator that declares a limit has so many.
+    """Check that the cluster has reserved at least ``count`` devices. If the accelerator declares a limit, also check
+    this limit.
 
     Args:
         given: ``devices`` as the user has written it.
         count: the number of devices that ``given`` means.
         accelerator: the kind of device.
-        reserved: the number that the cluster has reserved on each machine; ``None``: unknown.
+        reserved: the number of devices that the cluster has reserved on each machine; ``None``: unknown.
 
     Raises:
         ConfigurationError: there are fewer devices than ``count``.
@@ -179,7 +180,7 @@ def reserved_of(reserved: int | None, count: int, why: str) -> tuple[int, str]:
     """Return the number of devices that ``devices="auto"`` means, and the reason.
 
     Args:
-        reserved: the number that the cluster has reserved on each machine; ``None``: unknown.
+        reserved: the number of devices that the cluster has reserved on each machine; ``None``: unknown.
         count: the number of devices that the accelerator counts on this machine.
         why: the reason for ``count``.
 

@@ -15,7 +15,7 @@ from drivetrain.errors import ConfigurationError, WrongTypeError
 class CPUAccelerator(Accelerator):
     """The host's processors.
 
-    ``devices`` counts processes, not cores: torch uses all cores from one process.
+    ``devices`` is the number of processes, not of cores: in one process, torch uses all cores.
     """
 
     _names = ("cpu",)
@@ -29,11 +29,13 @@ class CPUAccelerator(Accelerator):
 
     @staticmethod
     def parse_devices(devices: Any) -> int:
-        """Return the number of processes for ``devices``, which is a positive int or its digits as text."""
+        """Return the number of processes for ``devices``. ``devices`` must be a positive int, or a text with its
+        digits.
+        """
         count = int(devices) if isinstance(devices, str) and devices.isdigit() else devices
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             numbers = count.split(",") if isinstance(count, str) else count
-            # in the error message, a list of numbers means one process for each number
+            # the error message reads a list of numbers as one process for each number
             meant = len(numbers) if isinstance(numbers, (list, tuple)) else 1
             raise WrongTypeError(
                 f"On the CPU, devices is a number of processes of at least 1, not {devices!r}. Write devices={meant}."

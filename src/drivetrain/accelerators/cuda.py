@@ -1,4 +1,4 @@
-"""The accelerator for NVIDIA's GPUs, and for AMD's under ROCm, which torch also calls "cuda"."""
+"""The accelerator for NVIDIA's GPUs, and for AMD's GPUs under ROCm. torch calls both "cuda"."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from drivetrain.errors import ConfigurationError
 
 
 class CUDAAccelerator(TorchDeviceAccelerator):
-    """NVIDIA's GPUs, and AMD's under ROCm."""
+    """NVIDIA's GPUs, and AMD's GPUs under ROCm."""
 
     _names = ("cuda",)
     type = "cuda"
@@ -40,8 +40,8 @@ class CUDAAccelerator(TorchDeviceAccelerator):
         log.info("Local rank %s sees the CUDA devices [%s].", local_rank, seen)
 
     def get_device_stats(self, device: torch.device) -> dict[str, float]:
-        """Return the caching allocator's counters; if nvidia-ml-py is installed, also ``utilization_percent``,
-        ``power_watts`` and ``temperature_celsius``. This does not wait for the device.
+        """Return the caching allocator's counters, without waiting for the device. If nvidia-ml-py is installed, also
+        return ``utilization_percent``, ``power_watts`` and ``temperature_celsius``.
         """
         return {**super().get_device_stats(device), **_nvml_stats(device)}
 
@@ -53,7 +53,7 @@ def _nvml_stats(device: torch.device) -> dict[str, float]:
         return {}
     try:
         pynvml.nvmlInit()
-        # NVML ignores CUDA_VISIBLE_DEVICES, so its device numbers differ from torch's; the UUID is the same
+        # NVML ignores CUDA_VISIBLE_DEVICES, so NVML's device numbers differ from torch's. The UUID is the same in both.
         handle: Any = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
     except pynvml.NVMLError:
         return {}
@@ -70,11 +70,11 @@ def _nvml_stats(device: torch.device) -> dict[str, float]:
 
 
 def find_usable_cuda_devices(num_devices: int = -1) -> list[int]:
-    """Return the numbers of GPUs on which a tensor can be created; a GPU that another process uses in exclusive mode is
-    skipped.
+    """Return the numbers of GPUs on which a tensor can be created. For example, a GPU that another process uses in
+    exclusive mode is skipped.
 
     Args:
-        num_devices: how many to return; -1: all usable GPUs.
+        num_devices: the number of GPUs to return; -1: all usable GPUs.
 
     Raises:
         ConfigurationError: fewer than ``num_devices`` GPUs are usable.
@@ -100,14 +100,18 @@ def has_cuda() -> bool:
 
 
 def memory_in_use() -> tuple[int, int]:
-    """Return torch's allocated memory on the current device, and its peak since the last call, in bytes."""
+    """Return the number of bytes that torch has allocated on the current device, and the peak of this number since the
+    last call.
+    """
     peak = torch.cuda.max_memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     return torch.cuda.memory_allocated(), peak
 
 
 def record_allocations(max_entries: int) -> None:
-    """Start to record allocations and frees, each with its line of code; keep the last ``max_entries``."""
+    """Start to record each allocation and release of memory, with its line of code. Keep the last ``max_entries``
+    entries.
+    """
     torch_private.record_memory(max_entries=max_entries)
 
 

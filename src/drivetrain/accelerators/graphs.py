@@ -1,6 +1,6 @@
-"""Graphs of a device, such as CUDA graphs: work of the device, recorded once and then replayed without Python.
+"""Graphs of a device, such as CUDA graphs: operations that are recorded once, and then replayed without Python.
 
-The graphs are ``torch.accelerator.Graph``. Before torch 2.13, they are the backend's own, such as
+The graphs are ``torch.accelerator.Graph``. Before torch 2.13, the graphs are those of the backend, such as
 ``torch.cuda.CUDAGraph``.
 """
 
@@ -19,10 +19,11 @@ T = TypeVar("T")
 
 
 class GraphRecorder:
-    """Records the work that a function queues on ``device``, as a graph.
+    """Records the operations that a function queues on ``device`` as a graph.
 
-    Before a function is recorded, the caller runs it a few times inside :meth:`beside`. So memory that is allocated on
-    first use, and kernels that are chosen then, belong to the stream on which the graph is recorded.
+    Before a function is recorded, the caller must run the function a few times inside :meth:`beside`. In the first
+    calls, torch allocates memory and chooses kernels. Inside :meth:`beside`, torch does this for the stream on which
+    the graph is recorded.
 
     Raises:
         RuntimeError: torch has no graphs of this device.
@@ -35,8 +36,7 @@ class GraphRecorder:
         self._stream = torch.Stream(device)
 
     def _new_graph(self) -> Any:
-        # "thread_local": while this thread records, other threads, such as the one that pins batches, may allocate
-        # memory.
+        # "thread_local": while this thread records, other threads can allocate memory, for example to pin batches.
         settings: dict[str, Any] = {"capture_error_mode": "thread_local"}
         if self._new_pool is not None:
             settings["pool"] = self._pool = self._new_pool()
@@ -49,7 +49,7 @@ class GraphRecorder:
 
     @contextmanager
     def beside(self, waits: list[str] | None = None) -> Iterator[None]:
-        """Context whose work runs on the stream on which graphs are recorded.
+        """Context in which operations run on the stream on which graphs are recorded.
 
         A synchronization with the device cannot be recorded. On backends that warn of synchronizations, the file and
         line of each synchronization are added to ``waits``.
@@ -65,12 +65,14 @@ class GraphRecorder:
         outer.wait_stream(self._stream)
 
     def record(self, work: Callable[[], T]) -> tuple[T, Callable[[], None]]:
-        """Call ``work`` once, and record the operations that it queues; the device does not run these operations now.
+        """Call ``work`` once, and record the operations that ``work`` queues. The device does not run these operations
+        during the recording.
 
-        Returns: The result of ``work``, whose tensors each replay fills, and the function that replays the graph.
+        Returns: The result of ``work``, and the function that replays the graph. Each replay fills the tensors of the
+        result.
 
         Raises:
-            Exception: the exception of ``work``, even if ending the recording raises another one.
+            Exception: the exception of ``work``, even if the end of the recording raises a further exception.
         """
         graph, failed = self._new_graph(), None
         try:
@@ -86,14 +88,14 @@ class GraphRecorder:
         return result, graph.replay
 
     def _drop(self, pool: Any) -> None:
-        """End a failed recording, because torch does not end it. Otherwise torch would never again free memory that two
-        streams have used, and torch's random generators would raise an error at their next use.
+        """End a failed recording, which torch leaves open. An open recording would keep torch from freeing memory that
+        two streams have used. torch's random generators would raise an error at their next use.
         """
         if pool is not None:
             for name in ("endAllocateToPool", "releasePool"):
                 if (end := function_of_device(self._device.type, name)) is not None:
                     end(self._device.index, pool)
-        with self._stream, self._new_graph():  # completing a recording makes the random generators usable again
+        with self._stream, self._new_graph():  # a completed recording makes the random generators usable again
             torch.zeros(1, device=self._device)
 
 

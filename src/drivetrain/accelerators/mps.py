@@ -24,7 +24,7 @@ class MPSAccelerator(TorchDeviceAccelerator):
 
     @classmethod
     def auto_device_count(cls) -> int:
-        return 1  # the caller uses this count to convert values such as devices=-1
+        return 1  # the caller converts values such as devices=-1 to this count
 
     @classmethod
     def is_available(cls) -> bool:
@@ -40,8 +40,8 @@ class MPSAccelerator(TorchDeviceAccelerator):
         """Do nothing: there is one device."""
 
     def get_device_stats(self, device: torch.device) -> dict[str, float]:
-        """Return the percentages of processor, memory and swap in use on the host, and the bytes of the GPU's tensors.
-        The GPU shares the host's memory.
+        """Return the percentages of processor time, memory and swap in use on the host, and the number of bytes of the
+        GPU's tensors. The GPU shares the host's memory.
         """
         return {
             "M1_cpu_percent": psutil.cpu_percent(),

@@ -6,8 +6,8 @@ import torch
 
 from drivetrain.base.rank_zero import rank_zero_warn
 
-# The peaks of devices in dense operations per second, as the vendors publish them, by a part of the device's name. The
-# longest part that matches is used.
+# The vendors' figures for the peaks of devices, in dense operations per second. Each key is a part of a device's name;
+# the longest key that matches is used.
 _T = 1e12
 _PEAKS: dict[str, dict[str, float]] = {
     "b200": {"float32": 75 * _T, "tf32": 1100 * _T, "half": 2250 * _T},
@@ -27,12 +27,12 @@ _PEAKS: dict[str, dict[str, float]] = {
 
 
 def get_available_flops(device: torch.device, dtype: torch.dtype | str) -> int | None:
-    """Return the peak of ``device`` in operations per second; ``None``, with a warning, if it is not known.
+    """Return the peak of ``device`` in operations per second. If the peak is not known, warn and return ``None``.
 
     Args:
-        device: a CUDA device. For any other device, the result is ``None``: pass ``available_flops``.
-        dtype: the dtype of most operations. For float32, ``torch.get_float32_matmul_precision()`` decides whether the
-            peak of TF32 counts.
+        device: a CUDA device. For any other device, the result is ``None``.
+        dtype: the dtype of most operations. For float32, ``torch.get_float32_matmul_precision()`` selects the peak of
+            float32 or of TF32.
     """
     if device.type != "cuda":
         return None
@@ -41,7 +41,7 @@ def get_available_flops(device: torch.device, dtype: torch.dtype | str) -> int |
 
 
 def peak_of(name: str, dtype: torch.dtype | str) -> int | None:
-    """Return the peak of the CUDA device with this ``name``; ``None`` if it is not known."""
+    """Return the peak of the CUDA device with this ``name``, or ``None`` if the peak is not known."""
     words = name.lower().replace("-", " ").split()
     text = f" {' '.join(words)} "
     known = [each for each in _PEAKS if f" {each} " in text or (each == "h100 pcie" and {"h100", "pcie"} <= set(words))]

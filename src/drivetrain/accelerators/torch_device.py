@@ -14,14 +14,16 @@ from drivetrain.base import torch_private
 from drivetrain.errors import ConfigurationError, WrongTypeError
 
 _NO_ACCELERATORS = frozenset({"cpu", "meta", "lazy", "xla", "hip", "privateuseone"})
-"""Device types of torch that compute nothing, that have another file in this folder, or that have a better name."""
+"""Device types of torch that this module ignores. Such a type computes nothing, has its own file in this folder, or has
+a better name.
+"""
 
 _RETIRED = frozenset({"mkldnn", "opengl", "opencl", "ideep"})
-"""Device types that torch no longer has. torch still accepts their names, with a warning."""
+"""Device types that torch no longer has. torch still accepts the names of these types, with a warning."""
 
 
 class TorchDeviceAccelerator(Accelerator):
-    """The device that ``torch.accelerator`` stands for: any vendor's GPU, or a backend from outside torch.
+    """The devices of ``torch.accelerator``: any vendor's GPUs, or the devices of a backend from outside torch.
 
     A subclass sets ``type``. If ``type`` is empty, the device type is the one for which torch was built.
     ``torch.accelerator`` and ``torch.get_device_module`` provide the number of devices, the current device and the
@@ -49,8 +51,8 @@ class TorchDeviceAccelerator(Accelerator):
 
     @classmethod
     def parse_devices(cls, devices: Any) -> list[int]:
-        """Return the numbers of the selected devices: for n or "n" the first n, for -1 all, for ``[i, j]`` or ``"i,j"``
-        i and j.
+        """Return the numbers of the selected devices. n or "n" selects the first n devices, -1 selects all devices, and
+        ``[i, j]`` or ``"i,j"`` selects devices i and j.
 
         Raises:
             ConfigurationError: ``devices`` selects no device, a device twice, or a missing device.
@@ -86,7 +88,7 @@ class TorchDeviceAccelerator(Accelerator):
         return self.device_type()
 
     def get_device_stats(self, device: torch.device) -> dict[str, float]:
-        """Return the allocator's counters, as ``memory_stats`` of the backend's module reports them."""
+        """Return the counters of the allocator, from ``memory_stats`` of the backend's module."""
         stats = getattr(torch.get_device_module(device), "memory_stats", None)
         if stats is None:
             return {}
@@ -123,11 +125,11 @@ def no_numbers(given: Any) -> ConfigurationError:
 
 
 def check_indices(given: Any, indices: Sequence[int], count: int, owner: str) -> None:
-    """Check that ``owner``, which has ``count`` devices, has a device for each of ``indices``, and that none occurs
-    twice.
+    """Check that each of ``indices`` is the number of one of the ``count`` devices of ``owner``, and that no index
+    occurs twice.
 
     Raises:
-        ConfigurationError: an index is wrong or occurs twice; the message shows ``given``.
+        ConfigurationError: an index is wrong or occurs twice. The message shows ``given``.
     """
     if not indices or len(set(indices)) != len(indices) or not all(0 <= index < count for index in indices):
         raise ConfigurationError(
@@ -137,10 +139,10 @@ def check_indices(given: Any, indices: Sequence[int], count: int, owner: str) ->
 
 
 def as_auto(given: Any, accelerator: Accelerator, numbers_of: Callable[[int], list[int]]) -> Any:
-    """Return "auto" if ``given`` means all processes that the cluster has started on this machine, and the cluster
-    gives them other devices than the first ones; otherwise ``given``.
+    """Return "auto" if ``given`` means all processes that the cluster has started on this machine, and the cluster does
+    not simply assign the first devices to these processes. Otherwise return ``given``.
 
-    -1 and the number of these processes mean all of them. A cluster may give one device to several processes.
+    -1 and the number of these processes mean all processes. A cluster may assign one device to several processes.
 
     Args:
         given: ``devices`` as the user has written it.
@@ -166,9 +168,9 @@ def as_numbers(devices: Any) -> Any:
 
 
 def of_type(name: str) -> type[Accelerator] | None:
-    """Return the accelerator for torch's device type ``name``; ``None`` if torch has no such type.
+    """Return the accelerator for torch's device type ``name``, or ``None`` if torch has no such type.
 
-    A backend from outside torch registers its name when its package is imported; before, torch does not know the name.
+    torch knows the name of a backend from outside torch only after the backend's package was imported.
     """
     return _class_for(name) if name in known_types() else None
 
@@ -179,8 +181,8 @@ def _class_for(name: str) -> type[Accelerator]:
 
 
 def known_types() -> tuple[str, ...]:
-    """Return every device type of torch that may be an accelerator: the types that torch's error about an unknown type
-    lists, and the name that a backend from outside torch has registered.
+    """Return every device type of torch that may be an accelerator. The types are read from torch's error about an
+    unknown type; the name of a backend from outside torch is added.
     """
     try:
         torch.device("quantum")
@@ -192,7 +194,7 @@ def known_types() -> tuple[str, ...]:
 
 
 def _module_of(kind: str) -> Any:
-    """Return ``torch.<kind>`` if it can count devices; ``None`` if torch has no such module."""
+    """Return the module ``torch.<kind>``, or ``None`` if the module does not exist or cannot count devices."""
     try:
         module = torch.get_device_module(kind)
     except RuntimeError:

@@ -20,20 +20,20 @@ _KIB = 1024
 class XLAAccelerator(Accelerator):
     """TPUs and other devices of torch_xla. The package torch_xla is imported on first use.
 
-    ``accelerator="auto"`` chooses these devices, except torch_xla's CPU devices for tests, which need
-    ``accelerator="xla"``.
+    ``accelerator="auto"`` can choose these devices. torch_xla's CPU devices, which are for tests, are an exception:
+    write ``accelerator="xla"``.
     """
 
     _names = ("tpu", "xla")
     auto_priority = 400
-    yields_to_torch = True  # torch may have a device type "tpu" of its own
+    yields_to_torch = True  # torch may have its own device type "tpu"
     single_device_strategy, parallel_strategy, own_strategies_only = "single_xla", "xla", True
     device_count_is_limit = True
 
     @staticmethod
     def parse_devices(devices: Any) -> Any:
-        """Accept one device (1), all devices (their number, or -1), and only the device number i from 0 (``[i]`` or
-        ``"i,"``).
+        """Accept three selections: one device (1), all devices (their number, or -1), or the single device with the
+        number i (``[i]`` or ``"i,"``).
         """
         given, devices = devices, as_numbers(devices)
         count = XLAAccelerator.auto_device_count()
@@ -53,9 +53,9 @@ class XLAAccelerator(Accelerator):
 
     @staticmethod
     def auto_device_count() -> int:
-        """Return how many devices this machine has, without starting the runtime on a TPU.
+        """Return the number of devices of this machine. The runtime on a TPU is not started for this.
 
-        A TPU belongs to the process that has started the runtime on it, so only the job's processes may start the
+        A TPU belongs to the process that has started the runtime on the TPU, so only the job's processes may start the
         runtime.
         """
         if not find_spec("torch_xla"):
@@ -73,11 +73,11 @@ class XLAAccelerator(Accelerator):
     def joins_auto(cls) -> bool:
         """Return whether torch_xla uses a device other than the CPU on this machine."""
         if os.environ.get("PJRT_DEVICE") == "CPU":
-            return False  # found out without an import of torch_xla
+            return False  # this answer needs no import of torch_xla
         try:
             return bool(torch_xla.runtime.device_type() != "CPU")
         except (ImportError, OSError, RuntimeError):
-            return True  # is_available() decides whether the device can be used
+            return True  # is_available() then finds that the device cannot be used
 
     @staticmethod
     def is_available() -> bool:
@@ -106,10 +106,12 @@ class XLAAccelerator(Accelerator):
         return "xla"
 
     def setup_device(self, device: torch.device) -> None:
-        """Do nothing: torch_xla assigns each process its device."""
+        """Do nothing: torch_xla assigns a device to each process."""
 
     def get_device_stats(self, device: torch.device) -> dict[str, float]:
-        """Return the memory in use and its peak, in KiB, if the runtime provides these figures."""
+        """Return the memory in use and the peak of this memory, in KiB. If the runtime has no such figures, return an
+        empty dictionary.
+        """
         used, peak = self.memory_allocated(device), self.max_memory_allocated(device)
         figures = {"memory.used_kib": used, "memory.peak_kib": peak}
         return {name: value / _KIB for name, value in figures.items() if value is not None}

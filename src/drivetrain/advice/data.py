@@ -1,5 +1,5 @@
-"""Warnings about loaders that seem swapped, ranks that see the same samples, and lost predictions; advice on loaders
-that make a run slow.
+"""Warnings about swapped loaders, ranks with equal samples, and lost predictions; advice on loaders that make a run
+slow.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from drivetrain.data.kept import parts_of
 from drivetrain.loops.evaluate import Predictions
 from drivetrain.loops.run import Run
 
-_COMPARED = 65_536  # how many values of a batch enter its checksum
-# an epoch's first batch is late if it takes this part of the epoch and this many seconds
+_COMPARED = 65_536  # the number of a batch's values in its checksum
+# the wait for the first batch is long if it takes this fraction of the epoch, and this many seconds
 _LONG_WAIT, _LONG_WAIT_S = 0.25, 0.1
 
 
 class DataWatch:
-    """Compares the loaders of a run, and the samples of its ranks."""
+    """Compares the loaders of a run, and the samples of the ranks."""
 
     def __init__(self, run: Run, predictions: Predictions) -> None:
         self._run, self._predictions = run, predictions
@@ -34,7 +34,7 @@ class DataWatch:
         self._workers_advised = False
 
     def on_train_start(self) -> None:
-        """Advise pinned memory if copying the batches of the loader's workers to the device makes the host wait."""
+        """Advise pinned memory if a loader has workers, and copying its batches to the device makes the host wait."""
         run = self._run
         self._compare_loaders()
         for loader in parts_of(run.loaders.training()) if run.engine.accelerator.supports_pinned_memory else ():
@@ -48,8 +48,8 @@ class DataWatch:
         self._epoch_began, self._epochs = time.perf_counter(), self._epochs + 1
 
     def epoch_closed(self) -> None:
-        """Advise persistent workers if, in an epoch after the first, the wait for the epoch's first batch takes a large
-        part of the time.
+        """Advise persistent workers if the wait for an epoch's first batch takes a large part of the epoch. The first
+        epoch of a fit is not checked.
         """
         self._compare_loaders()
         if self._workers_advised or self._epochs < 2:
@@ -86,9 +86,10 @@ class DataWatch:
             )
 
     def before_validation(self) -> None:
-        """Warn if the ranks have trained on the same batch.
+        """Warn if all ranks have trained on equal batches.
 
-        All ranks must make the first call in a fit, which compares their batches; later calls do nothing.
+        The first call in a fit compares the batches of all ranks, so all ranks must make this call. Later calls do
+        nothing.
         """
         run = self._run
         if self._samples_compared or run.window.gather is None:
@@ -105,10 +106,11 @@ class DataWatch:
     batches_ended = before_validation
 
     def results_agreed(self, stage: str) -> None:
-        """Warn if the ranks have logged different values without ``sync_dist``: loggers and callbacks only see the
-        values of rank 0.
+        """Warn if the ranks have logged different values without ``sync_dist``, because loggers and callbacks get only
+        rank 0's values.
 
-        All ranks must call this, because the ranks exchange checksums, once for each kind of evaluation in a run.
+        All ranks must call this method, because the ranks exchange their values. The ranks exchange values once for
+        each stage in a run.
         """
         run = self._run
         if run.window.gather is None or stage not in ("validate", "test") or stage in self._values_compared:
@@ -129,7 +131,7 @@ class DataWatch:
             )
 
     def on_predict_end(self) -> None:
-        """Warn if predictions are all None, or if a loader shuffles them."""
+        """Warn if all predictions are None, or if a prediction loader shuffles."""
         run, predictions = self._run, self._predictions
         if not predictions.keeps:
             return
@@ -150,13 +152,15 @@ class DataWatch:
 
 
 def _digest(batch: Any) -> int | None:
-    """Return a checksum of the first tensor of ``batch`` whose values are not all equal; ``None`` if there is none."""
+    """Return a checksum of the first tensor in ``batch`` that has two different values; ``None`` if there is no such
+    tensor.
+    """
     for _, leaf in leaves(batch):
         if isinstance(leaf, Tensor) and not leaf.is_complex():
             values = leaf.detach().flatten()[:_COMPARED].cpu().double()
             if values.numel() > 1 and bool((values != values[0]).any()):
                 data = bytearray(values.nbytes)
-                # this needs no numpy, which is an optional dependency
+                # without numpy, which is an optional dependency
                 torch.frombuffer(data, dtype=torch.float64).copy_(values)
                 return zlib.crc32(data)
     return None

@@ -1,6 +1,4 @@
-"""Add to an exception a note on the place in the run at which it was raised; Python prints notes below the
-traceback.
-"""
+"""Add a note to an exception: the place in the run at which it was raised. Python prints notes below the traceback."""
 
 from __future__ import annotations
 
@@ -29,8 +27,8 @@ from drivetrain.module.trainable import TrainableModule
 def note_place(error: BaseException, progress: Progress, rank: int, run: Run | None = None) -> None:
     """Add to ``error`` the hook, batch, epoch and rank in which it was raised.
 
-    Errors of drivetrain get no note, because their text contains the cure. Python 3.10 cannot print notes, so there the
-    text is logged.
+    Errors of drivetrain get no note, because their text contains the cure. Python 3.10 has no notes, so the text is
+    logged there.
 
     Args:
         error: any exception.
@@ -43,7 +41,7 @@ def note_place(error: BaseException, progress: Progress, rank: int, run: Run | N
     hook = _hook_of(error) or (f"{scheduler}.step" if scheduler else _PARTS.get(progress.phase, ""))
     place = _place(progress, fetching=not hook)
     if re.search(r"\d", place):
-        place += " (counted from 0)"  # hooks and files also count from 0, but a progress bar counts epochs from 1
+        place += " (counted from 0)"  # a progress bar counts epochs from 1
     note = f"{f'in {hook}, ' if hook else ''}{place}, on rank {rank}."
     cures = [_cure_of_backward(error, progress), _cure_of_schedule(error, scheduler), _cure_of_torch(error)]
     if run is not None:
@@ -74,7 +72,7 @@ _WRONG_LOG = re.compile(
 def _cure_of_log(error: Exception, run: Run) -> str:
     """Return the correct call of ``self.log`` if Python refused the arguments; "" for another error.
 
-    Arguments are checked here and not in ``log``, so that correct calls of ``log`` cost no additional time.
+    This function checks the arguments, and ``log`` does not, so that correct calls of ``log`` take no additional time.
     """
     found = _WRONG_LOG.match(text_of(error)) if isinstance(error, TypeError) else None
     if found is None:
@@ -89,7 +87,9 @@ def _cure_of_log(error: Exception, run: Run) -> str:
 
 
 def _cure_of_backward(error: Exception, progress: Progress) -> str:
-    """Return the cure if the graph of the loss was freed before the Trainer's backward pass; "" for another error."""
+    """If the loss's autograd graph was freed before the Trainer's backward pass, return the cure; "" for another
+    error.
+    """
     if progress.phase is not Phase.BACKWARD or "backward through the graph a second time" not in text_of(error):
         return ""
     return (
@@ -100,7 +100,7 @@ def _cure_of_backward(error: Exception, progress: Progress) -> str:
 
 
 def _cure_of_schedule(error: Exception, scheduler: str) -> str:
-    """If a scheduler was stepped more often than its length allows, return the length that is needed; "" for another
+    """If a scheduler was stepped more often than its total number of steps, return the right number; "" for another
     error.
     """
     if not scheduler or "Tried to step" not in text_of(error):
@@ -113,9 +113,7 @@ def _cure_of_schedule(error: Exception, scheduler: str) -> str:
 
 
 def _cure_of_batch(error: Exception, run: Run) -> str:
-    """If a step has failed because it did not expect a list or dictionary as batch, return why the batch is one; "" for
-    another error.
-    """
+    """If a step has failed because its batch is a list or a dictionary, return why; "" for another error."""
     progress, name = run.progress, type(run.module).__name__
     if progress.loop_stage is RunningStage.PREDICTING and not overrides(run.module, "predict_step", TrainableModule):
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -143,8 +141,8 @@ def _cure_of_batch(error: Exception, run: Run) -> str:
 
 
 def _cure_of_arguments(error: Exception, run: Run) -> str:
-    """If a step's second argument has no name for an index, return what the step gets as arguments; "" for another
-    error.
+    """If the name of a step's second argument is not that of an index, return which arguments a step gets; "" for
+    another error.
     """
     if not isinstance(error, (TypeError, AttributeError)) or (name := _STEPS.get(run.progress.loop_stage)) is None:
         return ""
@@ -159,7 +157,7 @@ def _cure_of_arguments(error: Exception, run: Run) -> str:
 
 
 def _cure_of_torch(error: Exception) -> str:
-    """If the table beside this file has a pattern for this error of torch, return the cure; "" for another error."""
+    """If a pattern in ``error_notes.ini`` matches this error of torch, return the cure; "" for another error."""
     found = (
         cure
         for pattern, cure in tables(__file__, "error_notes.ini")["cures"].items()
@@ -188,7 +186,7 @@ def _cure_of_no_gradient(error: Exception, run: Run) -> str:
 
 
 def _cure_of_half(error: Exception, run: Run) -> str:
-    """Return the cure if the gradient scaler gets float16 parameters; "" for another error."""
+    """If the gradient scaler got float16 parameters, return the cure; "" for another error."""
     if "Attempting to unscale FP16 gradients" not in text_of(error):
         return ""
     count = sum(parameter.dtype is torch.float16 for parameter in run.module.parameters())
@@ -199,7 +197,7 @@ def _cure_of_half(error: Exception, run: Run) -> str:
 
 
 def _cure_of_double(error: Exception, run: Run) -> str:
-    """Return the cure if data in float64 meet weights in float32; "" for another error."""
+    """If float64 data and float32 weights were combined, return the cure; "" for another error."""
     has_double = any(parameter.dtype is torch.float64 for parameter in run.module.parameters())
     if has_double or not re.match(r"(?is)(?=.*\b(double|float64)\b).*\b(float|float32)\b", text_of(error)):
         return ""
@@ -217,8 +215,8 @@ def _scheduler_of(error: Exception) -> str:
 
 
 def _hook_of(error: Exception) -> str:
-    """Return the outermost function in the traceback that belongs to the user's code and was called by drivetrain; ""
-    if there is none.
+    """Return the outermost function of user code that drivetrain called, from the traceback; "" if there is no such
+    function.
     """
     entered = False
     for frame, _ in traceback.walk_tb(error.__traceback__):
@@ -231,7 +229,9 @@ def _hook_of(error: Exception) -> str:
 
 
 def _place(progress: Progress, fetching: bool) -> str:
-    """Return the phase as text. ``fetching``: no hook was running, so in a fetch phase the loader was running."""
+    """Return the phase as text. ``fetching``: no hook was running. If the phase is a fetch, the loader was running
+    then.
+    """
     phase, stage, epoch, batch = progress.phase, progress.loop_stage, progress.current_epoch, progress.batch_idx
     if stage is None:
         return f"while {progress.fn.value if progress.fn else 'the run'} was being set up"
@@ -286,8 +286,8 @@ _EVALUATIONS = {
 
 
 def memory_note(error: Exception, run: Run) -> str:
-    """If the error says that memory is exhausted, return the contents of the device's memory by kind, and what to
-    change; "" for another error.
+    """If the error is an out-of-memory error, return what the device's memory contains and what to change; "" for
+    another error.
     """
     if not is_out_of_memory(error):
         return ""
@@ -322,8 +322,8 @@ def _held(error: Exception, run: Run, device: torch.device) -> dict[str, int]:
 
 
 def _batch_of(error: Exception) -> Any:
-    """Return the current batch, found in the traceback's frames of the loops, so that the loops need not store each
-    batch for this note.
+    """Return the current batch, which is read from the loops' frames in the traceback, because the loops do not store
+    it.
     """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     own = [each for each in frames if each.f_globals.get("__name__", "").startswith("drivetrain.loops.")]
@@ -332,7 +332,7 @@ def _batch_of(error: Exception) -> Any:
 
 
 def _cures(run: Run, held: dict[str, int], used: int | None) -> str:
-    """Return what to change so that less memory is used, the most likely cure first."""
+    """Return changes that reduce the use of memory, the most effective first."""
     stage, strategy = run.progress.loop_stage, run.engine.strategy
     if stage is not RunningStage.TRAINING:
         cures = ["use a smaller batch_size in the loader of this stage"]
@@ -352,7 +352,7 @@ def _cures(run: Run, held: dict[str, int], used: int | None) -> str:
         cures.append('write precision="bf16-mixed"')
     kept = sum(number for kind, number in held.items() if kind != "the batch")
     model_is_large = run.progress.phase is Phase.OPTIMIZER_STEP or (used is not None and kept > used / 2)
-    if not strategy.facts.calls_through_forward:  # calls_through_forward is only set by sharding strategies
+    if not strategy.facts.calls_through_forward:  # true only for sharding strategies
         shard = 'write strategy="fsdp" on several devices, which shards parameters, gradients and optimizer state'
         cures.insert(0 if model_is_large else len(cures), shard)
     if run.progress.phase is Phase.OPTIMIZER_STEP and not held["optimizer state"]:

@@ -1,5 +1,5 @@
-"""Warnings about steps that return no loss, trials that would never end, and logged values that are nan or that no
-logger gets. A window is the batches of one optimizer step.
+"""Warnings about steps that return no loss, trials that would never end, and logged values that are nan or never reach
+a logger. A window is the batches of one optimizer step.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ from drivetrain.logbook.logbook import Row
 from drivetrain.loops.run import ENDLESS, Run
 from drivetrain.module.losses import loss_of
 
-# the most windows in a row without an optimizer step; a loss scale that starts too large causes fewer than 40
+# the limit on consecutive windows without an optimizer step; a too large initial loss scale causes fewer than 40
 PATIENCE = 100
-# a fit with a smaller max_steps ends only after so many windows without a loss, because it may skip its first batches
+# the error for windows without a loss comes after at least this many windows, because a step may skip its first batches
 _FEWEST = 3
 
 
 class Patience:
-    """Ends a learning-rate or batch-size trial that makes no more optimizer steps, because the module may skip every
-    further batch.
+    """Ends a learning-rate or batch-size trial if the module skips all further batches.
 
     Args:
         run: a run without a limit on epochs.
@@ -33,7 +32,7 @@ class Patience:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._windows = 0  # the number of windows at the start of the epoch
-        self._step, self._in_a_row = -1, 0  # the last global step, and the number of windows since then
+        self._step, self._in_a_row = -1, 0  # the last step, and the number of windows since then
 
     def on_train_start(self) -> None:
         self._windows = self._run.progress.stepped_batches
@@ -41,7 +40,7 @@ class Patience:
     on_train_epoch_start = on_train_start
 
     def batches_ended(self) -> None:
-        # count also an epoch that on_train_batch_start has ended before the first window
+        # an epoch also counts if on_train_batch_start has ended it before its first window
         if self._run.progress.stepped_batches == self._windows:
             self._count()
 
@@ -66,7 +65,7 @@ class Patience:
 
 
 class LossWatch(Patience):
-    """Checks the windows, each the batches of one optimizer step, in which ``training_step`` has returned no loss.
+    """Checks the windows (the batches of one optimizer step) in which ``training_step`` has returned no loss.
 
     Args:
         run: a run with automatic optimization.
@@ -82,19 +81,19 @@ class LossWatch(Patience):
         self._windows_before = self._windows
 
     def window_without_step(self, output: Any) -> None:
-        """Called after a window without an optimizer step; ``output`` is what the window's last ``training_step``
-        returned.
+        """Check a window without an optimizer step. ``output``: the result of the window's last ``training_step``.
 
         Raises:
-            ConfigurationError: ``training_step`` has no return with a value, has returned no loss from the beginning
-                for ``max_steps`` windows (at least 3), or has stopped returning losses.
+            ConfigurationError: the code of ``training_step`` returns no value; or no batch of the first ``max_steps``
+                windows (at least 3) had a loss; or ``training_step`` has stopped returning losses, and only
+                ``max_steps`` would end the fit.
         """
         if self._run.window.batches_with_gradients or loss_of(output)[0] is not None:
-            return  # a batch of the window had a loss, so the optimizer step was skipped for another reason
+            return  # there was a loss: the step was skipped for another reason
         self._windows_without += 1
         self._count()
         if self._windows_without < self._run.progress.stepped_batches - self._windows_before:
-            return  # an earlier window had a loss, so this program skips batches on purpose
+            return  # an earlier window had a loss: batches are skipped on purpose
         module, windows = self._run.module, self._windows_without
         name = f"{type(module).__name__}.training_step"
         if windows == 1 and output is None and returns_nothing(module.training_step):
@@ -117,7 +116,7 @@ class LossWatch(Patience):
             )
 
     def _judge(self) -> None:
-        """Raise an error if only ``max_steps`` would end the fit, and ``max_steps`` can no longer be reached."""
+        """Raise an error if only ``max_steps`` can end the fit, and the last windows made no optimizer step."""
         limits, batches = self._run.limits, self._run.progress.num_training_batches
         least = 10 * PATIENCE if batches == ENDLESS else max(PATIENCE, batches)
         if limits.max_epochs == ENDLESS > limits.max_steps and self._in_a_row >= least:
@@ -130,14 +129,14 @@ class LossWatch(Patience):
 
 
 def returns_nothing(function: Callable[..., Any]) -> bool:
-    """Whether the source of ``function`` has no ``return`` with a value; False if the source is not available."""
+    """Whether the source of ``function`` has no ``return`` with a value. The result is false if there is no source."""
     try:
         source = textwrap.dedent(inspect.getsource(inspect.unwrap(function)))
         definition = ast.parse(source).body[0]
     except (OSError, TypeError, SyntaxError, IndexError):
         return False
     if not isinstance(definition, ast.FunctionDef):
-        return False  # the source is a lambda, or a class with a __call__
+        return False  # a lambda, or a class with a __call__
     nodes = _own_nodes(definition)
     returns = [node.value for node in nodes if isinstance(node, ast.Return)]
     if any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in nodes):
@@ -164,7 +163,7 @@ class LogWatch:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._nan_told = False
-        self._unlogged: set[str] = set()  # names of logged per-step values that no logger has got so far
+        self._unlogged: set[str] = set()  # names of per-step values that no logger has got yet
 
     def logged_nan(self, names: Sequence[str], step: int) -> None:
         if not self._nan_told:
@@ -176,14 +175,14 @@ class LogWatch:
             )
 
     def values_left(self, rows: Sequence[Row]) -> None:
-        """Called at the end of an epoch with the logged per-step values that were not passed to the loggers."""
+        """Note the per-step values that the loggers did not get; called at the end of an epoch."""
         run = self._run
         if run.log is not None and run.progress.stepped_batches < run.limits.log_every_n_steps:
             self._unlogged.update(row.name for row in rows if row.entry.to_logger)
 
     def on_train_end(self) -> None:
         steps, every = self._run.progress.stepped_batches, self._run.limits.log_every_n_steps
-        if self._unlogged and 0 < steps < every:  # 0: nothing was trained, so no value was due
+        if self._unlogged and 0 < steps < every:  # 0: the fit has not trained
             rank_zero_warn(
                 f"{', '.join(sorted(self._unlogged))}: logged in training steps, but after {steps} steps no logger has "
                 f"seen it, because log_every_n_steps={every}. Write a smaller log_every_n_steps. [DT1027]"

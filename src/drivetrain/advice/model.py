@@ -1,4 +1,4 @@
-"""Warnings about modules in the wrong mode, and about parameters that are not trained, moved or saved."""
+"""Warnings about modules in the wrong mode, and about parameters that are not trained, not moved or not saved."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from drivetrain.loops.run import Run
 from drivetrain.module.optimizers import parameters_of
 from drivetrain.strategies.step import steps_itself
 
-_HALF_OF_SMALLEST = 2.0**-25  # half of float16's smallest positive number; smaller values are rounded to 0
+_HALF_OF_SMALLEST = 2.0**-25  # half of float16's smallest positive number: smaller values round to 0
 
 
 class ModelWatch:
@@ -81,8 +81,8 @@ class ModelWatch:
 
 
 def modules_in_eval_mode(module: nn.Module, name: str = "") -> list[str]:
-    """Return the names of modules in eval mode. Modules whose parameters are all frozen are left out, because their
-    eval mode is intended.
+    """Return the names of modules in eval mode. Modules without trainable parameters are left out, because their eval
+    mode is intended.
     """
     parameters = list(module.parameters())
     if parameters and not any(parameter.requires_grad for parameter in parameters):
@@ -94,7 +94,7 @@ def modules_in_eval_mode(module: nn.Module, name: str = "") -> list[str]:
 
 
 def check_parameters(run: Run) -> None:
-    """Compare the module's parameters with the optimizers', and report parameters that only one side has."""
+    """Report parameters that only the module has, and parameters that only the optimizers have."""
     module, optimizers = run.module, run.engine.strategy.optimizers
     if not optimizers:
         return
@@ -133,13 +133,15 @@ def check_parameters(run: Run) -> None:
             "nn.Parameter(...), or save them in on_save_checkpoint."
         )
     _warn_of_hidden_layers(module)
-    # a strategy that steps the optimizer itself may use float32 master weights
+    # a strategy with its own optimizer step may use float32 master weights
     if not steps_itself(run.engine.strategy):
         _warn_of_eps(optimizers)
 
 
 def _warn_of_eps(optimizers: Sequence[Optimizer]) -> None:
-    """Warn about an optimizer that divides by zero because its eps rounds to zero in its parameters' float16."""
+    """Warn about an optimizer that may divide by zero, because its parameters are in float16, in which its eps rounds
+    to 0.
+    """
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             eps = group.get("eps")
@@ -158,7 +160,7 @@ def _warn_of_eps(optimizers: Sequence[Optimizer]) -> None:
 
 
 def _warn_of_hidden_layers(module: nn.Module) -> None:
-    """Warn about layers in a plain list or dictionary, which a module does not register."""
+    """Warn about layers in a plain list or dictionary, because a module does not register these layers."""
     for path, owner in module.named_modules():
         for attribute, value in vars(owner).items():
             if attribute.startswith("_") or not isinstance(value, (list, tuple, dict)):

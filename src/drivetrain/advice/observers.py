@@ -12,8 +12,8 @@ from drivetrain.loops.run import Run
 
 
 def observers_of(run: Run, predictions: Any) -> list[Any]:
-    """Return the observers of ``run``, after it was set up. ``predictions`` is the object that collects what
-    ``predict_step`` returns.
+    """Return the observers of ``run``; called after the run's set-up. ``predictions`` is the object that collects the
+    results of ``predict_step``.
     """
     automatic = run.module.automatic_optimization
     found: list[Any] = [LimitsWatch(run), ModelWatch(run), DataWatch(run, predictions), LogWatch(run)]

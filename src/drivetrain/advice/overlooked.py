@@ -1,4 +1,6 @@
-"""Warnings about settings without effect: a misspelt attribute or argument, or an argument that needs another."""
+"""Warnings about settings without effect, such as a misspelt attribute, or an argument that requires another
+argument.
+"""
 
 from __future__ import annotations
 
@@ -15,29 +17,29 @@ from drivetrain.loops.progress import TrainerFn
 from drivetrain.module.trainable import TrainableModule
 from drivetrain.settings import Settings
 
-_ALIKE = 0.87  # difflib's ratio; "automatic_optimisation" and "max_epoch" are more similar to the right names than this
+_ALIKE = 0.87  # the lowest ratio of difflib at which a name such as "automatic_optimisation" counts as misspelt
 _OF_MODULE = ("automatic_optimization", "example_input_array", "strict_loading")
 
 
 def warn_of_attribute(owner: Any, name: str, known: Iterable[str]) -> None:
-    """Warn if ``name``, an attribute of ``owner`` that was set and is never read, is similar to one of the ``known``
-    names.
+    """Warn if ``name`` is similar to one of the ``known`` names. Code has set this attribute of ``owner``, but nothing
+    reads it.
     """
     close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=_ALIKE)
-    if close and not name.startswith(close[0]) and not name.startswith("_"):  # "logger2" is intended
+    if close and not name.startswith(close[0]) and not name.startswith("_"):  # a name such as "logger2" is intended
         rank_zero_warn(
             f"{type(owner).__name__} has no attribute {name!r}, so setting it has no effect. Did you mean "
             f"{close[0]!r}? If the name is your own, nothing is wrong."
         )
 
 
-# for each callback, the Trainer and the module of the callback's last fit
+# callback -> the Trainer and the module of its last fit
 _FITTED: WeakKeyDictionary[Any, tuple[Any, Any]] = WeakKeyDictionary()
 
 
 def warn_of_used_callbacks(trainer: Any, module: TrainableModule, base: type) -> None:
-    """Warn about callbacks that still have the state of a fit by another Trainer with another model; ``base`` is the
-    base class of callbacks.
+    """Warn about callbacks whose state is from a fit of another Trainer with another model. ``base``: the base class of
+    callbacks.
     """
     for callback in trainer.callbacks:
         if not overrides(callback, "state_dict", base):
@@ -52,8 +54,8 @@ def warn_of_used_callbacks(trainer: Any, module: TrainableModule, base: type) ->
 
 
 def tell_of_used_trainer(trainer: Any, module: TrainableModule) -> None:
-    """Log a message if a fit continues the step counters of another model's fit, as happens when a cell of a notebook
-    is run again.
+    """Log a message if a fit continues the step counters of another model's fit. For example, a notebook cell was run
+    again.
     """
     progress, earlier = trainer.progress, trainer.lightning_module
     if progress.global_step and earlier is not None and earlier is not module:
@@ -79,7 +81,9 @@ def warn_of_the_overlooked(module: TrainableModule, settings: Settings) -> None:
 
 
 def _shortened(settings: Settings) -> str:
-    """Return the argument that limits a fit to a part of its batches; "" if there is none."""
+    """Return a sentence about the argument that limits a fit to a part of its batches; "" if there is no such
+    argument.
+    """
     if settings.fast_dev_run:
         count = int(settings.fast_dev_run)
         return (
@@ -95,7 +99,8 @@ def _shortened(settings: Settings) -> str:
 
 
 def check_manual(name: str, settings: Settings) -> None:
-    """Refuse clipping and accumulation in manual optimization, because the loop does not step the optimizers there.
+    """Raise if the Trainer's clipping or accumulation is set in manual optimization, in which the loop does not step
+    optimizers.
 
     Raises:
         ConfigurationError: clipping or accumulation is set.
@@ -116,8 +121,8 @@ def check_manual(name: str, settings: Settings) -> None:
 
 
 def unknown_of(fn: TrainerFn, unknown: Mapping[str, Any], own: list[str]) -> UnknownArgumentError:
-    """Return the error for an argument that the Trainer's method for ``fn``, such as ``fit``, does not have; ``own``:
-    the arguments that it has.
+    """Return the error for an unknown argument of the Trainer's method for ``fn``, such as ``fit``. ``own``: the
+    method's arguments.
     """
     name = next(iter(unknown))
     arguments = [field.name for field in dataclasses.fields(Settings)]

@@ -1,10 +1,11 @@
-"""Measure where the wall time of a fit goes, with a thread that reads at intervals in which phase the fit is.
+"""Measure how a fit spends its wall time, with a thread that reads the fit's phase at intervals.
 
 [Note: what a look sees]
-The loops write the current phase in any case. At intervals the thread reads the phase (it "looks"), and adds the time
-since its last look to the part of the fit to which the phase belongs. So the parts add up to the wall time. In some
-phases the thread also reads the stack of the thread that trains, to find the innermost line of users' code. It reads no
-source files while the fit runs: a fork while a thread imports or reads a file could make the forked process hang.
+The loops always write the current phase. A look is one reading of the phase by the measuring thread. The thread adds
+the time since its previous look to a part of the fit, such as "forward": the part to which the phase belongs. The parts
+therefore add up to the wall time. In some phases, the thread also reads the stack of the training thread, to find the
+innermost line of user code. The thread reads no source files while the fit runs, because a process that forks while
+another thread reads a file could hang.
 """
 
 from __future__ import annotations
@@ -47,30 +48,29 @@ for _phase, _part in {
     _PART_OF[_phase] = _part
 
 _SEEN_IN_STACK = frozenset({Phase.FETCH, Phase.BATCH_START, Phase.FORWARD, Phase.EPOCH_END})
-"""The phases in which the stack is read, because the phase alone does not say which code runs."""
+"""The phases in which the thread also reads the stack, because several kinds of code run in these phases."""
 
 _OWN_PLACES = {
     ("tree.py", "move"): "move", ("hooks.py", "by_hooks"): "move", ("step.py", "manual_backward"): "backward",
     ("own_step.py", "backward"): "backward", ("own_step.py", "optimizer_step"): "optimizer",
     ("run.py", "publish"): "log",
 }  # fmt: skip
-"""Functions of drivetrain, by file and name, whose time does not belong to the part of the current phase; for each
-function, the part to which its time belongs."""
+"""Functions of drivetrain, by file and name, whose time does not belong to the part of the current phase -> the part to
+which it belongs.
+"""
 
 _USERS, _FETCHER, _LOOP = "a user's", "torch's data loading", "the loop, where the stack of a batch ends"
 
-# the seconds between two looks are 1/20 of the fit's age, within these limits
+# the seconds between two looks are 1/20 of the fit's age, but within these limits
 _EVERY_S, _LOOKS_PER_AGE = (0.1, 0.5), 20
-_MOST_POINTS = 64  # the most points of a curve of memory
+_MOST_POINTS = 64  # the largest number of points in a memory curve
 
-# where a rank writes these times, in microseconds, into its part of the board (the files through which ranks report)
+# the indices at which a rank writes these two times, in microseconds, on the board (files through which ranks report)
 _FETCH_S, _FORWARD_S = board.ENGINE + 1, board.ENGINE + 2
 
 
 class _Place(NamedTuple):
-    """Where the thread that trains was at a look: the part, the line of users' code, and the line of torch's
-    fetcher.
-    """
+    """The position of the training thread at a look: the part, the user's line, and torch's fetching line."""
 
     part: str
     file: str = ""
@@ -80,11 +80,10 @@ class _Place(NamedTuple):
 
 
 class Sampler(threading.Thread):
-    """Measures one fit, from the creation of this object until :meth:`stop`. The thread that trains must create and
-    stop the object.
+    """Measures one fit, from the creation of this object until :meth:`stop`.
 
     Args:
-        run: the run of the fit.
+        run: the run of the fit. The training thread must create this object, and call :meth:`stop`.
         began_s: when the fit began, by ``time.monotonic``.
         resumes: whether the fit resumes from a checkpoint.
     """
@@ -96,25 +95,25 @@ class Sampler(threading.Thread):
         self._before = "restart" if resumes else "start"
         self._seconds, self._looks = {**dict.fromkeys(PARTS, 0.0), self._before: self._last_s - began_s}, 0
         self._places: defaultdict[_Place, float] = defaultdict(float)
-        self._kinds: dict[tuple[str, str], str] = {}  # for the file and the name of a function, the kind of its code
+        self._kinds: dict[tuple[str, str], str] = {}  # (file, function) -> the kind of code
         self._stack = ThreadStack(threading.get_ident())
         self._core_file, self._core_from_s = f"/proc/self/task/{threading.get_native_id()}/schedstat", 0.0
         self._memory: dict[str, list[float]] = {"host": [], "device": []}
         self._busy: list[float] = []
         self._period_s, self._due_s = 0.1, 0.0
         device = run.engine.strategy.root_device
-        self._device = None if device == HOST else device  # None if the CPU computes
+        self._device = None if device == HOST else device  # None: the CPU computes
         self._earlier_batches = self._progress.total_batches
         self._sheet = board.own_sheet()
         self._over, self._lock = threading.Event(), threading.Lock()
 
     def run(self) -> None:
-        """Look at intervals."""
+        """Read the phase at intervals; the body of the thread."""
         looks, (shortest_s, longest_s) = 0, _EVERY_S
         while True:
             age_s, looks = self._last_s - self._began_s, looks + 1
             wait_s = min(max(age_s / _LOOKS_PER_AGE, shortest_s), longest_s)
-            # the intervals are uneven, so that looks do not fall into the rhythm of the steps
+            # the intervals vary, so that the looks do not always hit the same place in a step
             if self._over.wait(wait_s * (0.5 + looks * 0.618 % 1)):
                 return
             with self._lock:
@@ -167,7 +166,7 @@ class Sampler(threading.Thread):
         """Read the memory in use and the device's utilization, at most ``_MOST_POINTS`` times."""
         stats: Mapping[str, float] = {}
         if self._device is not None:
-            with suppress(Exception):  # if a device gives no statistics, it is not judged
+            with suppress(Exception):  # a device may have no statistics
                 stats = self._run.engine.accelerator.get_device_stats(self._device)
         if "utilization_percent" in stats:
             self._busy.append(stats["utilization_percent"] / 100)
@@ -181,7 +180,9 @@ class Sampler(threading.Thread):
         self._due_s = now_s + self._period_s
 
     def time_spent(self, final: bool = False) -> TimeSpent:
-        """Return where the time has gone until now; with ``final``, also the verdict."""
+        """Return how the time was spent so far; if ``final``, the result also has the verdict (the cause of a slow
+        fit).
+        """
         with self._lock:
             if not self._over.is_set():
                 self._look()
@@ -226,12 +227,12 @@ class Sampler(threading.Thread):
         )
 
     def _ranks(self) -> Sequence[RankTimes]:
-        """Return the times that this machine's ranks have written on the board (the files through which ranks report);
-        empty on all ranks but 0.
+        """Return the times of this machine's ranks, which they have written on the board (files through which ranks
+        report). On all ranks except rank 0, return ().
         """
         if self._sheet is None or self._run.engine.strategy.global_rank:
             return ()
-        with suppress(OSError, ValueError):  # the folder of the board was removed
+        with suppress(OSError, ValueError):  # the board may have been removed
             shared = board.Board.found(self._sheet.folder)
             words = [shared.words(each) for each in range(len(shared.ranks))]
             return [
@@ -257,8 +258,8 @@ def _line(what: str, place: _Place, seconds: float) -> Line:
 
 
 def _core_wait_s(file: str) -> float:
-    """Return for how many seconds a thread was ready to run but had to wait for a CPU core; 0 if the system does not
-    count this.
+    """Return the number of seconds for which a thread was ready to run, but waited for a CPU core; 0 if it is
+    unknown.
     """
     try:
         return int(Path(file).read_text(encoding="ascii").split()[1]) / 1e9
@@ -267,9 +268,7 @@ def _core_wait_s(file: str) -> float:
 
 
 def _host_memory() -> float | None:
-    """Return the bytes of memory that this process does not share with others; ``None`` if the system does not count
-    them.
-    """
+    """Return the number of bytes of memory that only this process uses; ``None`` if the number is unknown."""
     try:
         _, resident, shared, *_ = Path("/proc/self/statm").read_text(encoding="ascii").split()
         return float((int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE"))
@@ -281,10 +280,10 @@ def _host_memory() -> float | None:
 
 
 class ThreadStack:
-    """Reads the stack frames of one thread, called from any other thread.
+    """Reads the stack frames of one thread, from another thread.
 
-    faulthandler, which writes the frames of all threads, is no substitute: its list of threads may hold one that torch
-    has started and Python has not yet filled in, and reading that one ends the process (SIGSEGV).
+    faulthandler cannot replace this class, because faulthandler reads the frames of all threads. If torch has just
+    started a thread whose Python state is incomplete, faulthandler ends the process with SIGSEGV.
 
     Args:
         thread: the thread's :func:`threading.get_ident`.
@@ -294,9 +293,9 @@ class ThreadStack:
         self._thread = thread
 
     def frames(self) -> list[tuple[str, int, str]]:
-        """Return file, line and function of each frame, the innermost first; nothing in a Python without a GIL."""
+        """Return the file, line and function of each frame, innermost first; [] if Python has no GIL."""
         found: list[tuple[str, int, str]] = []
-        if _WITHOUT_GIL:  # the other thread would run meanwhile
+        if _WITHOUT_GIL:  # the other thread would change its frames
             return found
         with _no_garbage_collection() if sys.version_info[:2] == (3, 11) else nullcontext():
             frame = sys._current_frames().get(self._thread)
@@ -311,10 +310,10 @@ _WITHOUT_GIL = not getattr(sys, "_is_gil_enabled", lambda: True)()
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Context in which Python does not collect garbage.
+    """Context in which Python collects no garbage.
 
-    Python 3.11 makes the object of another thread's frame when that frame is read. If it then collects garbage, a
-    finalizer may let the other thread run and return from that frame, and the process crashes.
+    Python 3.11 creates a frame object when another thread's frame is read. If this starts a garbage collection, a
+    finalizer may let the other thread run. That thread may return from the frame, and the process crashes.
     """
     collects = gc.isenabled()
     gc.disable()

@@ -1,4 +1,4 @@
-"""Warnings about optimizers and schedulers that never step, or step too often, and about limits that a fit never
+"""Warnings about optimizers and schedulers that never step or step too often, and about limits that a fit never
 reaches. A window is the batches of one optimizer step.
 """
 
@@ -18,10 +18,9 @@ class _EpochWatch:
 
     Attributes:
         run: the fit.
-        complete: whether this run trains the epoch from its first batch; if not, the run resumes in the epoch's middle
-            or at its end.
-        steps, windows: ``global_step`` and the finished windows at the start of the epoch.
-        counts: how often each scheduler had stepped at the start of the epoch.
+        complete: whether this run trains the complete epoch; false if the run has resumed inside the epoch.
+        steps, windows: ``global_step`` and the number of finished windows at the start of the epoch.
+        counts: the number of steps of each scheduler at the start of the epoch.
     """
 
     def __init__(self, run: Run) -> None:
@@ -44,11 +43,11 @@ class AutomaticWatch(_EpochWatch):
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         self._looked = self._steps_told = self._schedulers_told = False
-        self._without_steps = 0  # number of epochs in a row without a step
+        self._without_steps = 0  # number of consecutive epochs without a step
 
     def before_validation(self) -> None:
-        """Report, once, the parameters that get no gradient. Nothing is reported with several processes, because a
-        strategy may then keep gradients elsewhere.
+        """Log once the parameters that get no gradient. With several processes, log nothing, because a strategy may
+        keep the gradients in other tensors.
         """
         run, looked = self.run, self._looked
         self._looked = True
@@ -78,15 +77,14 @@ class AutomaticWatch(_EpochWatch):
     def _check_steps(self) -> None:
         run = self.run
         losses = run.window.batches_with_gradients and run.progress.stepped_batches > self.windows
-        # the fit was asked to stop inside a window, before the window's optimizer step
+        # a request to stop has ended the epoch inside a window, before the window's optimizer step
         open_window = run.window.batches_done > 0
         if not losses or open_window or run.progress.global_step > self.steps:
             self._without_steps = 0
             return
         self._without_steps += 1
         if self._without_steps == (2 if run.engine.precision.scales_loss else 1) and not self._steps_told:
-            # with a loss scale, one epoch without steps is normal, because a scale that starts too large may need an
-            # epoch to fall
+            # with a loss scale, one epoch without steps is normal, because a too large initial scale is reduced slowly
             self._steps_told = True
             rank_zero_warn(
                 "This epoch had losses, and no optimizer step was made, so nothing was updated. An override of "
@@ -110,14 +108,14 @@ class AutomaticWatch(_EpochWatch):
 
 
 class ManualWatch(_EpochWatch):
-    """Checks a fit with manual optimization, by observing the first two steps of each optimizer with hooks."""
+    """Checks a fit with manual optimization: hooks observe the first two steps of each optimizer."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         self._told = self._add_up = False
-        self._idle: dict[int, Any] = {}  # optimizers that have not stepped, and the hooks that observe their steps
-        self._spent: list[Any] = []  # handles of hooks that have done their work
-        self._first: dict[int, Any] = {}  # for each optimizer, a gradient of its first step, kept until its second step
+        self._idle: dict[int, Any] = {}  # optimizers that have not stepped -> their hooks
+        self._spent: list[Any] = []  # handles of hooks that are no longer needed
+        self._first: dict[int, Any] = {}  # optimizer -> a gradient of its first step
 
     def on_train_start(self) -> None:
         super().on_train_start()
@@ -134,9 +132,9 @@ class ManualWatch(_EpochWatch):
             if gradient is None or seen_twice:
                 return
             handle = self._idle.pop(index, None)
-            if handle is not None:  # this is the optimizer's first step with gradients
+            if handle is not None:  # the first step with gradients
                 self._first[index] = gradient
-                self._spent.append(handle)  # not removed in the hook, because torch is iterating over its hooks
+                self._spent.append(handle)  # removed later: torch is iterating over its hooks
             elif index in self._first:
                 seen_twice = True
                 if self._first.pop(index) is gradient and not self.run.engine.strategy.facts.is_distributed:
@@ -145,10 +143,10 @@ class ManualWatch(_EpochWatch):
         return stepped
 
     def batches_ended(self) -> None:
-        """Check whether any optimizer has stepped since the fit began.
+        """Warn or raise if no optimizer has stepped since the fit began.
 
         Raises:
-            ConfigurationError: no optimizer has stepped, and only ``max_steps`` would end the run.
+            ConfigurationError: no optimizer has stepped, and only ``max_steps`` can end the run.
         """
         run, progress, limits = self.run, self.run.progress, self.run.limits
         if self._told or not run.engine.strategy.optimizers or progress.global_step > self._steps_before:
@@ -156,7 +154,7 @@ class ManualWatch(_EpochWatch):
         if progress.batch_idx < 0 or progress.resumed_batches >= 0:
             return
         if run.window.batches_with_gradients and progress.earlier_batches == 0:
-            return  # the first epoch may end without a step, because the module may accumulate over more than one epoch
+            return  # the module may accumulate over several epochs
         self._told = True
         message = (
             f"{type(run.module).__name__} optimizes by hand, and in this epoch it has stepped none of the optimizers "
@@ -189,7 +187,7 @@ class ManualWatch(_EpochWatch):
                 "The gradients of two optimizer steps in a row have added up: zero_grad() was not called between them. "
                 "With manual optimization, call optimizer.zero_grad() before self.manual_backward(loss)."
             )
-        # a scheduler that is not torch's may have no integer count
+        # a scheduler of another library may have no integer count
         counted = bool(counts) and all(isinstance(each, int) for each in counts)
         if counted and counts == self._counts_before and progress.epochs_done > 0 and progress.global_step > 0:
             rank_zero_warn(
@@ -247,8 +245,8 @@ class LimitsWatch:
             rank_zero_info(f"An epoch has {few}: each epoch makes one optimizer step.")
 
     def _never_validates(self) -> str:
-        """If no validation will run because an interval is longer than the fit, return a text that names the interval;
-        otherwise "".
+        """If no validation will run because the interval is longer than the fit, return a text about the interval; else
+        "".
         """
         limits, batches = self._run.limits, self._run.progress.num_training_batches
         epochs, every, interval = limits.max_epochs, limits.check_val_every_n_epoch, limits.val_check_interval
@@ -261,13 +259,13 @@ class LimitsWatch:
 
 
 def _warn_of_schedule(config: LRSchedulerConfig, epochs: float, steps: float) -> None:
-    """Warn about a scheduler that never steps in this fit, or whose length counts steps although it is stepped once per
-    epoch.
+    """Warn about a scheduler that never steps in this fit. Also warn about a scheduler that is stepped once per epoch,
+    although its length seems to be a number of optimizer steps.
     """
     name, interval = type(config.scheduler).__name__, config.interval
     length = "total_steps" if hasattr(config.scheduler, "total_steps") else "T_max"
     total, due = getattr(config.scheduler, length, None), epochs if interval == "epoch" else steps
-    if due < config.frequency and epochs > 1:  # no warning for a single epoch, which is often only a trial run
+    if due < config.frequency and epochs > 1:  # one epoch is often a trial run
         rank_zero_warn(
             f'{name} never steps in this fit: "frequency": {config.frequency} is more than its {due:.0f} '
             f"{interval}s. Write a smaller number."
@@ -282,5 +280,5 @@ def _warn_of_schedule(config: LRSchedulerConfig, epochs: float, steps: float) ->
 
 
 def scheduler_counts(run: Run) -> list[Any]:
-    """Return how often each scheduler of ``run`` has stepped, by torch's count."""
+    """Return the number of steps of each scheduler of ``run``, as torch counts them."""
     return [getattr(each.scheduler, "last_epoch", None) for each in run.engine.strategy.lr_scheduler_configs]

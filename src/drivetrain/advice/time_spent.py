@@ -1,4 +1,4 @@
-"""Where the wall time of a fit went, and why the fit was slow: what ``trainer.time_spent`` returns."""
+"""The classes of ``trainer.time_spent``: how a fit spent its wall time, and why the fit was slow."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ class Verdict:
     """Why a fit was slow.
 
     Attributes:
-        cause: one of :data:`CAUSES`: a slow data set, or ``collate_fn``; one rank with slower data, or a slower forward
-            pass, than the others; more busy threads than CPU cores; code in the step that makes the host wait for the
-            device; a device that waits for the host; checkpoints; validation; logging; growing memory.
-        text: a sentence with the measured figures.
-        advice: what to write.
+        cause: one of :data:`CAUSES`, in this order: a slow data set; a slow ``collate_fn``; a rank with slower data
+            than the other ranks; a rank with a slower forward pass; more busy threads than CPU cores; code in the step
+            that makes the host wait for the device; a device that waits for the host; checkpoints; validation; logging;
+            growing memory.
+        text: a sentence about the cause, with the measured numbers.
+        advice: a sentence about what to change.
     """
 
     cause: str
@@ -40,18 +41,17 @@ class Verdict:
 
 @dataclass(frozen=True)
 class TimeSpent:
-    """Where the wall time of a fit went; ``print`` and notebooks show it as a table, verdict first.
+    """How a fit spent its wall time; ``print`` and notebooks show this object as a table.
 
     Attributes:
-        seconds: the seconds of each part, in the order of :data:`PARTS`. "start": until the first batch, with the
-            sanity check; "restart": the same time in a fit that resumes from a checkpoint; "fetch": waiting for a
-            batch; "move": moving the batch to the device; "forward", "backward" and "optimizer": the parts of a
+        seconds: the seconds of each part, in the order of :data:`PARTS`. "start": the time until the first batch, with
+            the sanity check; "restart": in place of "start", if the fit resumes from a checkpoint; "fetch": waiting for
+            a batch; "move": moving the batch to the device; "forward", "backward" and "optimizer": the parts of a
             training step, where "optimizer" includes the schedulers; "hooks": the other hooks of batches and epochs;
-            "log": reading logged values and passing them to the loggers; "checkpoint": waiting for a checkpoint, in any
-            phase; "validation".
-        wall_s: the seconds from the set-up of the fit to the end of its last epoch. The seconds of the parts add up to
-            this time.
-        verdict: why the fit was slow; ``None``: no cause was found, or the fit was too short to tell.
+            "log": reading logged values and passing these to the loggers; "checkpoint": waiting for a checkpoint;
+            "validation": the validations.
+        wall_s: the seconds from the set-up of the fit to the end of its last epoch; the sum of ``seconds``.
+        verdict: why the fit was slow; ``None`` if no cause was found, or the fit was too short.
     """
 
     seconds: dict[str, float]

@@ -1,4 +1,4 @@
-"""Find the cause of a slow fit in the measured numbers. This module measures nothing itself."""
+"""Find the cause of a slow fit in numbers that ``sampler.py`` has measured."""
 
 from __future__ import annotations
 
@@ -11,34 +11,37 @@ from drivetrain.advice.time_spent import Verdict
 from drivetrain.errors import number_of
 
 SHORTEST_S, FEWEST = 3.0, 20
-"""The least training time in seconds, and the least number of looks (measurements), for a verdict."""
+"""The shortest training time in seconds, and the smallest number of measurements, for which there is a verdict."""
 
 _FETCH, _SYNC, _LOG, _CHECKPOINT, _VALIDATION, _RANK, _CORES = 0.3, 0.2, 0.2, 0.2, 0.4, 0.15, 0.3
-"""Each is the least share of the training time at which a cause is named. For _RANK, the share is of the time by which
-one rank takes longer than the others."""
+"""Thresholds: a cause is named if its time is at least this fraction of the training time. For _RANK, the time is that
+by which one rank takes longer than the other ranks.
+"""
 
-_PER_BATCH_S = 0.001  # a part that takes less time per batch is not worth a change
+_PER_BATCH_S = 0.001  # a part that takes less time per batch is ignored
 _BUSY, _IDLE, _STEPS = 0.9, 0.5, 0.7
-"""A device that computes during at least the share _BUSY of the time does not wait. A device that computes during less
-than the share _IDLE waits for the host, if the steps take at least the share _STEPS of the training time."""
+"""Fractions of the time. A device that computes for at least _BUSY does not wait. A device that computes for less than
+_IDLE waits for the host, if the steps take at least _STEPS of the training time.
+"""
 
 _GROWTH, _GROWTH_BYTES, _STEADY = 0.1, 64 * 2**20, 0.3
-"""Memory counts as growing if it has grown by at least the share _GROWTH and by at least _GROWTH_BYTES, and each half
-of the time has at least the share _STEADY of the growth."""
+"""Memory counts as growing if the growth is at least the fraction _GROWTH and at least _GROWTH_BYTES, and if each half
+of the time has at least the fraction _STEADY of the growth.
+"""
 
 _WAITS = re.compile(
     r"\.(item|tolist|numpy|cpu|nonzero|unique|equal|allclose|synchronize)\(|(?<![.\w])(float|int|bool|print)\("
     r"|\.to\(\s*[\"']cpu|^(if|elif|while|assert)\b([^(]*$|.*\b(any|all|isnan|isinf|isfinite)\()"
 )
-"""Matches source lines that make the host wait for a value of the device."""
+"""A pattern of source lines that make the host wait for a value on the device."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line of users' code and the time for which the fit was in it.
+    """A line of user code, and the time that the fit has spent in this line.
 
     Attributes:
-        part: the part of the fit; "collate" for the time of the part "fetch" that was spent in ``collate_fn``.
+        part: the part of the fit's time; "collate" for time in ``collate_fn``, which belongs to the part "fetch".
         place: file, line and function.
         source: the line.
     """
@@ -51,7 +54,7 @@ class Line:
 
 @dataclass(frozen=True)
 class RankTimes:
-    """The seconds that one rank has spent waiting for batches, and in forward passes."""
+    """The seconds for which one rank has waited for batches, and the seconds of its forward passes."""
 
     rank: int
     fetch_s: float
@@ -60,20 +63,20 @@ class RankTimes:
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured of a fit.
+    """The measurements of a fit.
 
     Attributes:
         seconds, wall_s: as in :class:`drivetrain.advice.time_spent.TimeSpent`.
         batches: the number of training batches.
         looks: the number of measurements during training.
-        collate_s: the part of "fetch" that was in ``collate_fn``.
-        workers_s: the part of "fetch" in which workers were started.
+        collate_s: the seconds of the part "fetch" that were spent in ``collate_fn``.
+        workers_s: the seconds of the part "fetch" in which workers were started.
         num_workers, log_every: the training loader's ``num_workers``, and the Trainer's ``log_every_n_steps``.
-        core_s: for how long the thread that trains was ready to run but had to wait for a CPU core.
-        threads: how many threads torch computes with.
-        on_host: the host itself computes, so a step waits for no device.
-        busy: the mean share of the time in which the device computed; ``None``: unknown.
-        memory: bytes in use at equal intervals, of the "host" and the "device".
+        core_s: the seconds for which the training thread was ready to run, but waited for a CPU core.
+        threads: the number of threads with which torch computes.
+        on_host: whether the host itself computes, so that a step waits for no device.
+        busy: the mean fraction of the time in which the device computed; ``None``: unknown.
+        memory: for "host" and "device", the bytes in use, measured at equal intervals.
         ranks: the ranks of this machine, if there are several.
     """
 
@@ -99,16 +102,18 @@ class Measured:
         return self.wall_s - self.seconds["start"] - self.seconds["restart"]
 
     def of(self, seconds: float) -> str:
-        """Return a text that gives ``seconds`` as a share of the training time."""
+        """Return a text such as "20% of the 60 s of training" for ``seconds``."""
         return f"{seconds / self.training_s:.0%} of the {self.training_s:.0f} s of training"
 
     def line(self, part: str) -> Line | None:
-        """Return the line that took the longest in ``part``."""
+        """Return the line in which the fit has spent the most time of ``part``."""
         return max((each for each in self.lines if each.part == part), key=lambda each: each.seconds, default=None)
 
 
 def judge(measured: Measured) -> Verdict | None:
-    """Return the cause that costs most; ``None``: there is none, or too little was measured."""
+    """Return the verdict with the cause that costs the most time; ``None`` if no cause was found, or too little was
+    measured.
+    """
     if measured.training_s < SHORTEST_S or measured.looks < FEWEST or not measured.batches:
         return None
     found = max(_causes(measured), key=lambda each: each[0], default=None)
@@ -116,10 +121,10 @@ def judge(measured: Measured) -> Verdict | None:
 
 
 def _causes(measured: Measured) -> Iterator[tuple[float, Verdict]]:
-    """Yield each cause that applies, with the share of the training time that it costs."""
+    """Yield pairs: the fraction of the training time that a cause costs, and the verdict with this cause."""
     of_ranks = list(_ranks(measured))
     yield from of_ranks
-    # if the device is busy all the time, waits of the host cost nothing
+    # if the device is always busy, the host's waits cost no time
     if measured.busy is None or measured.busy < _BUSY:
         if not of_ranks:
             yield from _fetch(measured)
@@ -177,7 +182,7 @@ def _fetch(measured: Measured) -> Iterator[tuple[float, Verdict]]:
             "each sample."
         )
         yield share, Verdict("collate", f"{text}, most of it in collate_fn{at}.", advice)
-    elif measured.workers_s > seconds / 4:  # starting workers takes a large part of the wait
+    elif measured.workers_s > seconds / 4:  # starting workers takes long
         advice = "Write DataLoader(..., persistent_workers=True), or fewer workers, or longer epochs."
         yield share, Verdict("dataset", f"{text}: {some} are started again in each epoch.", advice)
     elif workers:
@@ -231,14 +236,14 @@ def _launch(measured: Measured) -> Iterator[tuple[float, Verdict]]:
 
 
 def _part(measured: Measured, part: str, least: float, text: str, advice: str) -> Iterator[tuple[float, Verdict]]:
-    """Yield ``part`` of the fit as a cause, if this part takes at least the share ``least`` of the training time."""
+    """Yield ``part`` as a cause, if it takes at least the fraction ``least`` of the training time."""
     if (seconds := measured.seconds[part]) >= least * measured.training_s:
         yield seconds / measured.training_s, Verdict(part, text.format(measured.of(seconds)), advice)
 
 
 def _memory(measured: Measured) -> Iterator[tuple[float, Verdict]]:
     for where, curve in measured.memory.items():
-        # leave out the first fifth, because the first steps allocate what later steps use again
+        # leave out the first fifth, because the first steps allocate memory that later steps use again
         later = curve[len(curve) // 5 :]
         if len(later) < 4:
             continue
@@ -254,7 +259,7 @@ def _memory(measured: Measured) -> Iterator[tuple[float, Verdict]]:
                 "Keep no tensor of a step, whose graph it holds: append loss.detach() to a list, and clear the "
                 "list after each epoch. If a cache grows on purpose, nothing is wrong."
             )
-            # this cause costs 0.0, so it is named only if there is no other cause
+            # 0.0: this cause is named only if there is no other cause
             yield 0.0, Verdict("memory", text, advice)
 
 

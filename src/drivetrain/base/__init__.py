@@ -1,6 +1,4 @@
-"""Helpers that two or more folders use. Importing one of them imports no package other than torch, the standard library
-and drivetrain.
-"""
+"""Helpers that two or more folders use. These helpers import only torch, the standard library and drivetrain."""
 
 from drivetrain.base.lazy import lazy
 

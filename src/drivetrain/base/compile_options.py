@@ -1,4 +1,4 @@
-"""Parse the value of ``Trainer(compile=...)``: which layers are compiled, and the arguments of ``torch.compile``."""
+"""Parse the value of ``Trainer(compile=...)``: the layers to compile, and the arguments of ``torch.compile``."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class CompileOptions:
     """The parsed value of ``Trainer(compile=...)``.
 
     Attributes:
-        blocks: what is compiled: ``None``: the complete model; "blocks": the model's repeated layers; otherwise the
-            layers of these classes, given as classes or as their names.
+        blocks: the layers to compile: ``None`` for the complete model, "blocks" for the model's repeated layers, or a
+            set of classes and names of classes.
         arguments: the arguments of ``torch.compile``.
     """
 
@@ -39,11 +39,10 @@ class CompileOptions:
 
     @classmethod
     def of(cls, value: Any, owner: str = "Trainer") -> CompileOptions | None:
-        """Return the options for ``value``; ``None`` if nothing is to be compiled.
+        """Return the options for ``value``; ``None`` if ``value`` turns compilation off.
 
         Raises:
-            ConfigurationError: ``value`` has a form that is not supported, or contains an argument that torch.compile
-                does not accept.
+            ConfigurationError: ``value`` has an unsupported form, or contains an argument that torch.compile rejects.
         """
         if value is None or value is False:
             return None
@@ -56,8 +55,8 @@ class CompileOptions:
 
 
 def _blocks_of(value: Any, owner: str, inside: bool = False) -> str | frozenset[type[nn.Module] | str] | None:
-    """Return the layers that ``value``, which is not a dictionary, selects. ``inside``: whether ``value`` was an entry
-    of a dictionary; there, True means "blocks".
+    """Return the layers that ``value`` selects. ``inside``: whether ``value`` is the entry "blocks" of a dictionary,
+    where True means "blocks".
     """
     where = f'{owner}(compile={{"blocks": {shown(value)}}})' if inside else f"{owner}(compile={shown(value)})"
     if isinstance(value, bool) or (inside and value is None):

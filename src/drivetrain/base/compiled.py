@@ -1,9 +1,9 @@
-"""Compile a module in place where a program has wrapped it with torch.compile, and remove the wrapper from parameter
-names.
+"""Compile a module in place if a program has passed a result of torch.compile, and remove the result's prefix from
+parameter names.
 
-``torch.compile(module)`` returns a wrapper, which is a module that calls the original. The wrapper has another class,
-and the names in its state dict have the prefix ``_orig_mod.``. Compiling in place, as ``module.compile()`` does,
-changes neither the class nor the names.
+``torch.compile(module)`` returns a wrapper: a module of another class that calls the original module. The names in the
+wrapper's state dict have the prefix ``_orig_mod.``. If a module is compiled in place, as by ``module.compile()``, its
+class and the names do not change.
 """
 
 from __future__ import annotations
@@ -18,24 +18,22 @@ from torch import nn
 
 from drivetrain.base import torch_private
 
-# the attribute in which a compiled call keeps its context; torch drops the call when a module is copied or pickled
+# the attribute of a compiled call that stores the call's context; copying or pickling a module drops the call
 _CONTEXT = "drivetrain_context"
 _WRAPPER = f"{torch_private.WRAPPED}."
 _IN_A_NAME = re.compile(rf"(?<![^.]){re.escape(_WRAPPER)}")
 
 
 def original(module: Any) -> Any:
-    """Return the module inside a module that ``torch.compile`` returned; return any other object unchanged."""
+    """If ``module`` is a result of ``torch.compile``, return the original module. Return any other object unchanged."""
     while (found := torch_private.module_inside(module)) is not None:
         module = found
     return module
 
 
 def compiled_in_place(module: Any) -> Any:
-    """Return the module inside a result of ``torch.compile``, compiled in place with the same arguments; return any
-    other object unchanged.
-
-    The wrapper that ``torch.compile`` returned stays usable.
+    """If ``module`` is a result of ``torch.compile``, compile the original module in place with equal arguments, and
+    return it. Return any other object unchanged. The result of ``torch.compile`` stays usable.
     """
     inner = original(module)
     if inner is not module:
@@ -44,7 +42,7 @@ def compiled_in_place(module: Any) -> Any:
 
 
 def compile_in_place(module: nn.Module, context: Any) -> None:
-    """Let calls of ``module`` run code compiled by ``context``, the attribute ``dynamo_ctx`` of a result of
+    """Compile ``module`` in place with ``context``, which is the attribute ``dynamo_ctx`` of a result of
     ``torch.compile``.
     """
     if context_of(module) is not context:
@@ -52,9 +50,8 @@ def compile_in_place(module: nn.Module, context: Any) -> None:
 
 
 def compile_forward(module: nn.Module, context: Any) -> None:
-    """Let the ``forward`` of ``module`` run code compiled by ``context``, while the module's hooks run uncompiled.
-
-    The reason is that FSDP gathers and frees parameters in hooks. Layers of the same class share compiled code.
+    """Compile only the ``forward`` of ``module`` in place, with ``context``. The module's hooks stay uncompiled,
+    because FSDP gathers and frees parameters in hooks. Layers of one class share the compiled code.
     """
     if context_of(module) is context:
         return
@@ -63,7 +60,7 @@ def compile_forward(module: nn.Module, context: Any) -> None:
 
     def call(*args: Any, **kwargs: Any) -> Any:
         own = attributes.get("forward")
-        # set ``forward`` only during this call, so that a copy of the module does not run the layers of the original
+        # set ``forward`` only during the call: a copy of the module must not run the original's layers
         attributes["forward"] = compiled
         try:
             return inner(*args, **kwargs)
@@ -87,16 +84,16 @@ def leave_uncompiled(module: nn.Module) -> None:
 
 
 def context_of(module: nn.Module) -> Any:
-    """Return the context with which this file has compiled ``module`` in place; ``None`` if it has not."""
+    """Return the context that compiled ``module`` in place; ``None`` if this file has not compiled ``module``."""
     return getattr(module.__dict__.get(torch_private.COMPILED_CALL), _CONTEXT, None)
 
 
 def compiled_method(module: nn.Module, name: str) -> Callable[..., Any]:
-    """Return the method ``name``; if this file has compiled ``module`` in place, the method is compiled, too.
+    """Return the method ``name``, compiled if this file has compiled ``module`` in place.
 
-    With ``fullgraph=True``, only calls of the module are compiled, not the module's steps, because a step that logs is
-    never one graph. A training step that calls optimizers itself is not compiled, because torch.compile would bypass
-    drivetrain's wrapper around the optimizer, which scales gradients, counts steps and calls hooks.
+    With ``fullgraph=True``, the method is not compiled: a step that logs is never one graph. A training step with
+    manual optimization is not compiled, because torch.compile would bypass drivetrain's wrapper around the optimizer.
+    This wrapper scales gradients, counts steps and calls hooks.
     """
     method: Callable[..., Any] = getattr(module, name)
     context = context_of(module)
@@ -106,8 +103,7 @@ def compiled_method(module: nn.Module, name: str) -> Callable[..., Any]:
     return context(method)
 
 
-# Members that may be in graphs: forward and steps, which call each other, and values that do not change from step to
-# step.
+# Members that torch.compile may trace: forward, steps, and values that do not change from step to step.
 _TRACED = {
     "forward", "training_step", "validation_step", "test_step", "predict_step", "hparams", "hparams_initial", "device",
     "dtype", "automatic_optimization", "example_input_array",
@@ -118,14 +114,14 @@ _TRACED = {
 def keep_out_of_graphs(*classes: type) -> None:
     """Keep functions of drivetrain that a step calls, such as ``self.log``, out of torch.compile's graphs.
 
-    Otherwise torch.compile would trace into the logbook and the loops, and compile the step again whenever a counter
-    changes. If a step calls such a function, the step's graph ends before the call, and another graph begins after it.
+    Otherwise torch.compile would trace into the logbook and the loops, and would recompile the step whenever a counter
+    changes. A call of such a function ends the step's graph, and another graph begins after the call.
 
     Args:
         classes: the classes whose members a step may call.
     """
     package = Path(__file__).parent.parent
-    # folders with modules that are compiled; compat contains Lightning's demonstration models
+    # modules in these folders are compiled; compat contains Lightning's demonstration models
     traced = ("module", "compat")
     folders = [folder for folder in sorted(package.iterdir()) if folder.is_dir() and folder.name not in traced]
     torch_private.leave_folders_uncompiled(folders)
@@ -133,7 +129,7 @@ def keep_out_of_graphs(*classes: type) -> None:
         for name, member in vars(owner).items():
             function: Any = member.fget if isinstance(member, property) else member
             if name not in _TRACED and not name.startswith("_") and hasattr(function, "__code__"):
-                # this also keeps out what the function calls, such as an optimizer's step and a metric's update
+                # functions that this function calls stay uncompiled, too, such as a metric's update
                 torch_private.leave_uncompiled(function)
 
 
@@ -141,19 +137,19 @@ def keep_out_of_graphs(*classes: type) -> None:
 
 
 def plain_names(state: dict[str, Any]) -> dict[str, Any]:
-    """Return a module's state dict without the wrappers' prefixes, so that the state dict fits the module with and
-    without ``torch.compile``.
-
-    The keys and the names in torch's metadata are renamed. A state dict without such prefixes is returned unchanged.
+    """Return a module's state dict without the wrappers' prefixes, so that the state dict also fits the uncompiled
+    module. The names in torch's metadata change, too. A state dict without prefixes is returned unchanged.
     """
     return _renamed(state, lambda name: _IN_A_NAME.sub("", name)) if _names_wrappers(state) else state
 
 
 def own_names(module: nn.Module, state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return ``state`` with names that contain a wrapper's prefix exactly where ``module`` contains a wrapper."""
+    """Return ``state`` with the names of ``module``: with a prefix for each wrapper in ``module``, and without other
+    prefixes.
+    """
     wrapped = [
         f"{name}." for name, _ in module.named_modules(remove_duplicate=False) if f".{name}.".endswith(f".{_WRAPPER}")
-    ]  # outer wrappers come before inner ones
+    ]  # outer wrappers come first
     if not (wrapped or _names_wrappers(state)):
         return state
 
@@ -175,7 +171,7 @@ def _names_wrappers(state: Mapping[str, Any]) -> bool:
 def _renamed(state: Mapping[str, Any], rename: Callable[[str], str]) -> dict[str, Any]:
     renamed: Any = type(state)() if isinstance(state, dict) else {}
     renamed.update((rename(name), value) for name, value in state.items())
-    metadata = getattr(state, "_metadata", None)  # by the name of a module: the module's version
+    metadata = getattr(state, "_metadata", None)  # the version of each module, by name
     if metadata is not None:
         renamed._metadata = {rename(f"{name}.")[:-1]: value for name, value in metadata.items()}
     return renamed

@@ -1,5 +1,5 @@
-"""Functions for OmegaConf's configurations, which programs get from Hydra. The package omegaconf is never imported
-unless the program uses it.
+"""Functions for OmegaConf's configurations, which programs get from Hydra. The package omegaconf is imported only if
+the program uses omegaconf.
 """
 
 from __future__ import annotations
@@ -12,17 +12,16 @@ from drivetrain.base.packages import omegaconf, omegaconf_errors
 
 def is_config(value: Any) -> bool:
     """Return whether ``value`` is a DictConfig or a ListConfig."""
-    omegaconf = sys.modules.get("omegaconf")  # if omegaconf is not imported, no value is one of its configs
+    omegaconf = sys.modules.get("omegaconf")  # if omegaconf is not imported, no value is a config
     return omegaconf is not None and isinstance(value, omegaconf.Container)
 
 
 def as_plain(config: Any, resolve: bool = True) -> Any:
-    """Return ``config`` as dictionaries and lists; missing values stay "???".
+    """Return ``config`` as dictionaries and lists. A missing value stays "???".
 
     Args:
         config: a DictConfig or a ListConfig.
-        resolve: whether to replace interpolations with their values; if an interpolation has no value, all
-            interpolations are kept.
+        resolve: whether to replace interpolations by their values. If any interpolation has no value, none is replaced.
     """
     try:
         return omegaconf.OmegaConf.to_container(config, resolve=resolve)
@@ -31,23 +30,21 @@ def as_plain(config: Any, resolve: bool = True) -> Any:
 
 
 def without_configs(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return ``arguments`` with plain data in the place of configurations."""
+    """Return ``arguments`` with each configuration as dictionaries and lists."""
     return {name: as_plain(value) if is_config(value) else value for name, value in arguments.items()}
 
 
 def state_of(config: Any) -> tuple[Any, bool | None, bool | None]:
-    """Return the state from which :func:`restored` rebuilds ``config``: plain data, whether keys cannot be added (the
-    flag "struct"), and whether ``config`` is read-only.
-
-    Interpolations are kept if ``config`` is a whole config. In a part of a larger config, interpolations are replaced
-    by their values, because they may refer to values outside the part.
+    """Return the state from which :func:`restored` rebuilds ``config``: dictionaries and lists, the flag "struct" and
+    the flag "readonly". If ``config`` is a part of a larger config, interpolations are replaced by their values,
+    because an interpolation may refer to a value outside the part.
     """
     is_part = config._get_parent() is not None
     return as_plain(config, resolve=is_part), config._get_flag("struct"), config._get_flag("readonly")
 
 
 def restored(state: Any) -> Any:
-    """Rebuild a config from a result of :func:`state_of`; if OmegaConf is not installed, return the plain data."""
+    """Rebuild a config from a result of :func:`state_of`. Without OmegaConf, return dictionaries and lists."""
     data, struct, readonly = state
     try:
         from omegaconf import OmegaConf

@@ -20,7 +20,7 @@ def leaves(tree: Any) -> Iterator[Any]:
 
 
 def digest(values: Iterable[Any]) -> str:
-    """Return 16 characters that depend on each of ``values``: tensors, bytes, numbers and texts."""
+    """Return a digest of ``values``, in 16 characters. The values are tensors, bytes, numbers and texts."""
     whole, values = hashlib.sha1(usedforsecurity=False), list(values)
     numbers = iter(numbers_of([each for each in values if isinstance(each, Tensor)]))
     for each in values:
@@ -33,11 +33,11 @@ def digest(values: Iterable[Any]) -> str:
 
 @torch.no_grad()
 def numbers_of(tensors: list[Tensor]) -> list[int]:
-    """Return a 64-bit fingerprint of each tensor's content; 0 for a tensor without readable content, as on the meta
-    device.
+    """Return a 64-bit fingerprint of each tensor's content; 0 for a tensor on the meta device, and for a quantized
+    tensor.
 
-    The host waits for the devices once. For tensors on the host, SHA-1 over the bytes is used, because it is about 20
-    times as fast as arithmetic on tensors.
+    The host waits for the devices once. For a tensor on the host, the fingerprint is a SHA-1 of the bytes, which is
+    about 20 times as fast as arithmetic on tensors.
     """
     found: list[int] = [0] * len(tensors)
     rest: list[int] = []

@@ -1,5 +1,5 @@
-"""Write files atomically, and explain why a write failed; base/remote.py does this for addresses such as
-``s3://...``.
+"""Write local files atomically, and explain why a write failed. For addresses such as ``s3://...``, the functions call
+base/remote.py.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ with on_first_use:
     from drivetrain.base import remote
 
 _FULL = frozenset({errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)})
-_BUFFER = 1 << 20  # bytes; large, because torch writes many small pieces
-_EARLY = 1 << 25  # after each so many bytes of a durable file, the system is asked to begin to write them to the disk
+_BUFFER = 1 << 20  # in bytes; large, because torch writes many small pieces
+_EARLY = 1 << 25  # after each piece of this size, the system begins to write a durable file to the disk
 _LOCK_PAUSE_S = 0.01
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOSYS, errno.EXDEV, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP})
 _NO_DIRECTORY_SYNC = frozenset({errno.EINVAL, errno.EACCES, errno.ENOTSUP, errno.EBADF})
@@ -46,10 +46,10 @@ def is_remote(path: Any) -> bool:
 
 
 def spelled(path: str | os.PathLike[str]) -> str:
-    """Return an address unchanged, and a local path without ``file://`` and with ``~`` as the home folder.
+    """Return an address unchanged. For a local path, remove ``file://`` and replace ``~`` by the home folder.
 
     Raises:
-        ConfigurationError: ``path`` is a ``Path`` that was made from an address, and pathlib has changed the address.
+        ConfigurationError: ``path`` is a ``Path`` of an address, and pathlib has removed a slash from the address.
     """
     text = os.fspath(path)
     if is_remote(text):
@@ -74,7 +74,7 @@ def absolute(path: str | os.PathLike[str]) -> str:
 
 
 def resolved(path: str | os.PathLike[str]) -> str:
-    """Return the canonical spelling of a path or an address; symbolic links of a local path are resolved."""
+    """Return the canonical form of a path or an address. In a local path, symbolic links are resolved."""
     text = spelled(path)
     if not is_remote(text):
         return os.path.realpath(text)
@@ -110,8 +110,7 @@ def measured(path: str | os.PathLike[str]) -> tuple[int, int]:
 
 
 def read(path: str | os.PathLike[str], at: int = 0, length: int | None = None) -> bytes:
-    """Return the content of the file at this path or address, or ``length`` bytes of it that begin at the offset
-    ``at``.
+    """Return the content of the file at this path or address, from the offset ``at`` on, at most ``length`` bytes.
 
     Raises:
         OSError: the file does not exist, or cannot be read.
@@ -124,7 +123,7 @@ def read(path: str | os.PathLike[str], at: int = 0, length: int | None = None) -
 
 
 def remove(path: str | os.PathLike[str]) -> None:
-    """Delete the file at this path or address; do nothing if there is none.
+    """Delete the file at this path or address, if the file exists.
 
     Raises:
         OSError: the file could not be deleted.
@@ -147,7 +146,7 @@ def names(folder: str | os.PathLike[str]) -> list[str]:
 def temporary_beside(target: str | os.PathLike[str]) -> Path:
     """Return a free name in the folder of ``target``.
 
-    The free name does not contain the target's name, which may be as long as the file system allows.
+    The free name is short, because the target's name may be as long as the file system allows.
     """
     return Path(target).with_name(f".{uuid.uuid4().hex}.part")
 
@@ -157,15 +156,15 @@ def replacing(path: str | os.PathLike[str], durable: bool = False, new: bool = F
     """Open a stream whose content becomes the file at ``path`` when the block ends without an exception.
 
     Args:
-        path: a file in an existing folder, or an address. A symbolic link there is replaced, not followed.
-        durable: whether to write the file and its directory entry to the disk before the block ends. Uploads are always
+        path: a file in an existing folder, or an address. If the path is a symbolic link, the link is replaced.
+        durable: whether the file and its directory entry are on the disk when the block ends. Uploads are always
             durable.
         new: whether to raise an error instead of replacing a file. File systems without hard links cannot guarantee the
             error.
 
     Raises:
         FileExistsError: ``new`` is true, and the file exists.
-        OSError: the file could not be written; the message names the cause, and an earlier file is unchanged.
+        OSError: the file could not be written. The message names the cause. An existing file is unchanged.
     """
     if is_remote(path):
         with remote.replacing(path, new) as content:
@@ -176,7 +175,7 @@ def replacing(path: str | os.PathLike[str], durable: bool = False, new: bool = F
     stream: _Stream | None = None
     try:
         check_replaceable(target)
-        # "x": fails, and follows no link, if another process has used this name
+        # mode "x" fails if another process has used this name, even for a link
         with open(temporary, "xb", buffering=0) as raw:
             stream = _Stream(raw, durable)
             with io.BufferedWriter(stream, _BUFFER) as file:
@@ -192,7 +191,7 @@ def replacing(path: str | os.PathLike[str], durable: bool = False, new: bool = F
             raise
         raise OSError(failure.errno, reason(failure, target), os.fspath(target)) from error
     finally:
-        # an error here means that the file was renamed, or that the error of the write is being raised
+        # after success, this file does not exist; after a failure, the first error counts
         with contextlib.suppress(OSError):
             temporary.unlink()
     if durable:
@@ -200,7 +199,7 @@ def replacing(path: str | os.PathLike[str], durable: bool = False, new: bool = F
 
 
 def write(path: str | os.PathLike[str], content: bytes) -> None:
-    """Replace the file at ``path``; a reader finds the old content or the new content.
+    """Replace the file at ``path``. A reader always finds the complete old content or the complete new content.
 
     Raises:
         OSError: as in :func:`replacing`.
@@ -210,22 +209,19 @@ def write(path: str | os.PathLike[str], content: bytes) -> None:
 
 
 def touch(path: str | os.PathLike[str]) -> None:
-    """Set the file's time to the exact present time, because the time that a write sets may be some milliseconds too
-    early.
-    """
+    """Set the file's time to the exact present time. The time from a write can be some milliseconds too early."""
     now = time.time_ns()
     os.utime(path, ns=(now, now))
 
 
 def link(source: str | os.PathLike[str], path: str | os.PathLike[str], replaces: bool = True) -> bool:
-    """Make ``path`` a relative symbolic link to ``source``, atomically; or a durable copy of ``source`` if links are
-    not possible.
+    """Make ``path`` a relative symbolic link to ``source``, atomically. If links are not possible, make a durable copy.
 
     Returns:
         False if ``replaces`` is False and ``path`` exists; then the file at ``path`` is kept.
 
     Raises:
-        OSError: the link could not be created; an earlier file is unchanged.
+        OSError: the link could not be created. An existing file is unchanged.
     """
     temporary, target = temporary_beside(path), Path(path)
     check_replaceable(target)
@@ -244,7 +240,7 @@ def link(source: str | os.PathLike[str], path: str | os.PathLike[str], replaces:
 
 
 def copy(source: str | os.PathLike[str], path: str | os.PathLike[str], replaces: bool = True) -> bool:
-    """Copy a file, atomically and durably; ``source`` and ``path`` may be addresses.
+    """Copy a file, atomically and durably. ``source`` and ``path`` may be addresses.
 
     Returns:
         False if ``replaces`` is False and ``path`` exists; then the file at ``path`` is kept.
@@ -263,12 +259,12 @@ def copy(source: str | os.PathLike[str], path: str | os.PathLike[str], replaces:
 
 
 def move(source: Path, target: Path, new: bool = False) -> None:
-    """Rename ``source`` to ``target``, atomically; no other function of drivetrain replaces a file.
+    """Rename ``source`` to ``target``, atomically. Only this function of drivetrain replaces a file.
 
     Args:
         source: a complete file on the file system of ``target``, or a folder. A folder never replaces another folder.
-        target: the new name. A symbolic link there is replaced, not followed.
-        new: whether to raise an error instead of replacing a file. If True, ``source`` may keep its old name, too.
+        target: the new name. If it is a symbolic link, the link is replaced.
+        new: whether to raise an error instead of replacing a file. If True, the file may also keep its old name.
 
     Raises:
         FileExistsError: ``new`` is true, and the file exists.
@@ -289,12 +285,12 @@ def move(source: Path, target: Path, new: bool = False) -> None:
 
 
 def check_replaceable(target: Path) -> None:
-    """Check, before any bytes are written, that the final rename to ``target`` is possible.
+    """Check that a later rename to ``target`` is possible.
 
     Raises:
         IsADirectoryError: ``target`` is a folder.
-        OSError: ``target`` is a device, a pipe or a socket, or its name is too long, or this process may not search its
-            folder.
+        OSError: ``target`` is a device, a pipe or a socket; or its name is too long; or this process has no permission
+            for its folder.
     """
     try:
         found = os.lstat(target)
@@ -302,7 +298,7 @@ def check_replaceable(target: Path) -> None:
         return
     if stat.S_ISDIR(found.st_mode):
         raise IsADirectoryError(errno.EISDIR, "a folder has this name", os.fspath(target))
-    # a rename to /dev/null would remove the device
+    # a rename would replace a device such as /dev/null
     if not (stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode)):
         raise OSError(errno.EINVAL, "it is a pipe, a device or a socket, and no file", os.fspath(target))
 
@@ -310,15 +306,15 @@ def check_replaceable(target: Path) -> None:
 def locked(
     folder: str | os.PathLike[str], patience_s: float, waits: Callable[[], object] = lambda: None
 ) -> Callable[[], None]:
-    """Lock a local folder, if its file system can, and return a function that unlocks it.
+    """Lock a local folder, and return a function that unlocks the folder. If the file system has no locks, do nothing.
 
-    The lock ends with the process, so a killed run leaves no lock. If a process that has the lock is stopped, other
-    processes continue after ``patience_s``.
+    The lock ends with the process, so a killed run leaves no lock.
 
     Args:
-        folder: an existing folder; if this process cannot open the folder, nothing is locked.
-        patience_s: after so many seconds, this process continues without the lock.
-        waits: called if another process has the lock.
+        folder: an existing folder. If this process cannot open the folder, nothing is locked.
+        patience_s: the maximum number of seconds to wait for another process. After the wait, this process continues
+            without the lock.
+        waits: a function to call if another process has the lock.
     """
     try:
         flock, handle = fcntl.flock, os.open(folder, os.O_RDONLY)
@@ -342,14 +338,16 @@ def locked(
             time.sleep(_LOCK_PAUSE_S)
         except OSError:  # this file system has no locks
             break
-        except BaseException:  # such as an interrupt in the pause
+        except BaseException:  # such as Ctrl-C in the pause
             os.close(handle)
             raise
     return unlock
 
 
 def reason(error: OSError, target: Path) -> str:
-    """Describe why ``target`` could not be written: "no space left on device: 512 bytes free in runs (ENOSPC, ...)"."""
+    """Return why ``target`` could not be written, such as "no space left on device: 512 bytes free in runs (ENOSPC,
+    ...)".
+    """
     number = error.errno or 0
     text = error.strerror or str(error) or type(error).__name__
     text = text[:1].lower() + text[1:]
@@ -360,7 +358,7 @@ def reason(error: OSError, target: Path) -> str:
 
 
 def wrong_characters(name: str) -> str | None:
-    """Return why no file can have this ``name``; ``None`` if a file can."""
+    """Return why ``name`` is impossible for a file; ``None`` if ``name`` is possible."""
     if "\0" in name:
         return "it contains a NUL character"
     try:
@@ -371,15 +369,15 @@ def wrong_characters(name: str) -> str | None:
 
 
 def check_folder(owner: str, name: str, value: Any, folder: str, example: str) -> None:
-    """Check that files can be written below ``folder``, which an argument of ``owner`` names. Nothing is created.
+    """Check that ``folder``, an argument of ``owner``, is possible. Nothing is created.
 
     Args:
         owner, name, value: the argument, for the message.
-        folder: the folder or address that the argument means.
+        folder: the folder or address that results from ``value``.
         example: another valid value, for the message.
 
     Raises:
-        ConfigurationError: there can be no such folder, or a package for the address is missing.
+        ConfigurationError: the folder is impossible, or a package for the address is missing.
     """
     if is_remote(folder):
         remote.check_argument(owner, name, value)
@@ -388,7 +386,7 @@ def check_folder(owner: str, name: str, value: Any, folder: str, example: str) -
 
 
 def impossible_folder(path: str) -> str | None:
-    """Return why no folder can be at ``path``; ``None`` if no reason is found. Nothing is created."""
+    """Return why a folder at ``path`` is impossible; ``None`` if no reason is found. Nothing is created."""
     if (why := wrong_characters(path)) is not None:
         return why
     folder = wanted = os.path.abspath(path)
@@ -413,10 +411,10 @@ def impossible_folder(path: str) -> str | None:
 
 
 class _Stream(io.RawIOBase):
-    """A file that keeps the error of the first failed write, because torch's writer raises another exception instead.
+    """A file that keeps the error of the first failed write, because torch's writer raises another exception.
 
-    With ``durable``, this file tells the system to write each part to the disk early and to free the part's memory.
-    Otherwise the new file and the file that it replaces would both be in the system's memory until the end.
+    With ``durable``, the system writes each piece to the disk early and frees the memory of the piece. Otherwise the
+    new file and the old file would both stay in the system's cache until the end.
     """
 
     failure: OSError | None = None
@@ -438,13 +436,13 @@ class _Stream(io.RawIOBase):
         self._size += written or 0
         if self._is_early and self._size - self._sent >= _EARLY:
             self._sent = self._size
-            with contextlib.suppress(OSError):  # advice that the system may refuse
+            with contextlib.suppress(OSError):  # the system may refuse this advice
                 os.posix_fadvise(self.fileno(), 0, self._size, os.POSIX_FADV_DONTNEED)
         return written
 
 
 def sync_directory(directory: Path) -> None:
-    """Make new names inside ``directory`` durable. On Windows do nothing, because Windows cannot open a directory."""
+    """Make new names in ``directory`` durable. Windows cannot open a directory, so nothing happens there."""
     if os.name != "posix":
         return
     try:
@@ -459,5 +457,5 @@ def sync_directory(directory: Path) -> None:
 
 
 def encodable(text: str) -> str:
-    """Return ``text`` with lone surrogates escaped, which Python uses for file names that are not UTF-8."""
+    """Return ``text`` with lone surrogates escaped. Python uses lone surrogates in file names that are not UTF-8."""
     return text if text.isascii() else text.encode(errors="backslashreplace").decode()

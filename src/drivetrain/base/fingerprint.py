@@ -1,4 +1,4 @@
-"""Compute fingerprints of tensors: 64 bits that change if a bit of a value changes, or if a value moves."""
+"""Compute fingerprints of tensors: 64 bits that change if a value changes or moves."""
 
 import functools
 from collections.abc import Iterable
@@ -11,15 +11,15 @@ from drivetrain.base.torch_private import PARTS_OF_SPARSE
 from drivetrain.errors import NotSupportedError
 
 ROW = 1 << 14
-"""The number of values in a row. All rows are multiplied by the same weights, which saves memory; then each row's sum
-is multiplied by a weight of its own.
+"""The number of values in a row. Each row is multiplied by the same weights, which saves memory. Then the sum of each
+row is multiplied by a weight for this row.
 """
-_AT_ONCE = 1 << 20  # the number of values that are converted to 64 bits at a time
-# A value of 64 bits is read as two of 32 bits. Otherwise, two flips of highest bits would cancel modulo 2**64, as in a
-# swap of 0.0 and -0.0.
+_AT_ONCE = 1 << 20  # the number of values to convert to 64 bits at a time
+# A value of 64 bits is read as two values of 32 bits. Otherwise, flips of the highest bit of two values would cancel
+# modulo 2**64, as in a swap of 0.0 and -0.0.
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
 _HOST = torch.device("cpu")
-_INDICES = {  # by layout: the members of a sparse tensor that hold its values and their places
+_INDICES = {  # the attributes of a sparse tensor that contain its indices and values, by layout
     torch.sparse_coo: PARTS_OF_SPARSE,
     torch.sparse_csr: ("crow_indices", "col_indices", "values"),
     torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
@@ -31,13 +31,12 @@ _INDICES = {  # by layout: the members of a sparse tensor that hold its values a
 def fingerprint(tensor: Tensor) -> Tensor:
     """Return the fingerprint of one tensor's bits, as an int64 tensor without dimensions on the same device.
 
-    Unlike :func:`torch.hash_tensor`, which XORs all values, the fingerprint changes when two values are swapped, and
-    differs between tensors that are filled with one value. Equal bits have equal fingerprints on every device; ``0.0``
-    and ``-0.0`` differ, and so do two NaNs of different bits. Shape and dtype have no effect, only the values' number
-    and bits. The host does not wait for the device.
-
-    Each value, read as an integer, is multiplied by an odd number that depends on its place, and the products are added
-    modulo 2**64; so a change of one value of at most 32 bits always changes the sum.
+    The fingerprint changes when two values are swapped, unlike :func:`torch.hash_tensor`, which XORs all values. Equal
+    bits have equal fingerprints on every device. ``0.0`` and ``-0.0`` have different fingerprints, and so have NaNs of
+    different bits. The fingerprint depends on the number and the bits of the values, but not on shape and dtype. The
+    host does not wait for the device. Each value is read as an integer and multiplied by an odd number that depends on
+    the value's index. The products are added modulo 2**64. So a change of one value of at most 32 bits always changes
+    the sum.
 
     Raises:
         NotSupportedError: the tensor has no bits to read: a meta tensor, or one of torch's quantized types.
@@ -49,9 +48,9 @@ def fingerprint(tensor: Tensor) -> Tensor:
 def fingerprints(tensors: Iterable[Tensor]) -> Tensor:
     """Return the :func:`fingerprint` of each tensor in one int64 tensor, with few operations for many small tensors.
 
-    For a sharded tensor, the fingerprint covers this process's shard; for another wrapper, the wrapped tensors; for a
-    sparse tensor, the stored indices and values. The result is on the device of the first tensor that is not on the
-    host; if all tensors are on the host, the result is there, too.
+    The fingerprint of a sharded tensor covers this process's shard. The fingerprint of another tensor subclass covers
+    the inner tensors, and the fingerprint of a sparse tensor covers the stored indices and values. The result is on the
+    first device among the tensors that is not the host, or else on the host.
 
     Raises:
         NotSupportedError: a tensor has no bits to read: a meta tensor, or one of torch's quantized types.
@@ -68,8 +67,8 @@ def fingerprints(tensors: Iterable[Tensor]) -> Tensor:
 
 
 def _on_one_device(bits: list[Tensor], device: torch.device) -> Tensor:
-    """Return the fingerprint of each flat integer tensor: a sum over each row, and then a sum over the rows of the
-    tensor.
+    """Return the fingerprint of each flat integer tensor, from a weighted sum over each row and a weighted sum over the
+    rows.
     """
     weights = _weights(device, 0, ROW)
     rows: list[list[Tensor]] = [[] for _ in bits]
@@ -97,9 +96,7 @@ def _on_one_device(bits: list[Tensor], device: torch.device) -> Tensor:
 
 
 def _sums(values: Tensor, counts: list[int]) -> Tensor:
-    """Return the sums of consecutive parts of ``values`` with ``counts`` values each; the sums are exact, because the
-    values are integers.
-    """
+    """Split ``values`` into parts with ``counts`` values, and return the exact sum of each part."""
     until = torch.nn.functional.pad(values.cumsum(0), (1, 0))
     return torch.stack([until[end] for end in accumulate(counts, initial=0)]).diff()
 
@@ -126,22 +123,20 @@ def as_integers(tensor: Tensor) -> Tensor:
 
 @functools.lru_cache(maxsize=64)
 def _weights(device: torch.device, stream: int, count: int) -> Tensor:
-    """Return pseudorandom odd numbers, which are the same in every process, and different for each ``stream``."""
+    """Return pseudorandom odd numbers that are equal in every process. Each ``stream`` has other numbers."""
     places = torch.arange(1, count + 1, dtype=torch.int64, device=device) + (stream << 32)
     return _mixed(places * _GOLDEN) | 1
 
 
 def _mixed(values: Tensor) -> Tensor:
-    """Let each bit of a value affect all 64 bits of the result (the last step of SplitMix64; Steele, Lea and Flood,
-    2014).
-    """
+    """Mix the bits of each value, with the last step of SplitMix64 (Steele, Lea and Flood, 2014)."""
     for shift, factor in ((30, _FIRST), (27, _SECOND)):
         values = (values ^ _shifted(values, shift)) * factor
     return values ^ _shifted(values, 31)
 
 
 def _shifted(values: Tensor, bits: int) -> Tensor:
-    """Return the values shifted right by ``bits``, as unsigned integers."""
+    """Shift the values right by ``bits``, as if they were unsigned integers."""
     return (values >> bits) & ((1 << (64 - bits)) - 1)
 
 

@@ -1,4 +1,4 @@
-"""Read tables of texts from files that lie beside the code."""
+"""Read tables of texts from files beside the code."""
 
 from __future__ import annotations
 

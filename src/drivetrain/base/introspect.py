@@ -1,6 +1,4 @@
-"""Inspect users' classes, describe the arguments of drivetrain's classes for ``help()``, and create members that
-forward to another object.
-"""
+"""Inspect classes and functions of users, and describe arguments for ``help()``."""
 
 from __future__ import annotations
 
@@ -18,13 +16,13 @@ from drivetrain.errors import ConfigurationError
 
 T = TypeVar("T")
 
-# least ratio of difflib for similar names: "on_train_epoch_ends" and the hook's name have 0.97, "test_step" and
-# "best_step" 0.89
+# the minimum ratio of difflib for similar names. "on_train_epoch_ends" has the ratio 0.97 to a hook's name, and
+# "best_step" 0.89.
 _ALIKE = 0.9
 
 
 def is_own_class(cls: type) -> bool:
-    """Whether drivetrain defines this class; False for a user's subclass of such a class."""
+    """Return whether drivetrain defines this class. A user's subclass of the class is not drivetrain's."""
     return cls.__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
@@ -36,8 +34,8 @@ def check_part(cls: type) -> None:
 
 @supplied
 def check_overrides(cls: type) -> None:
-    """Check that drivetrain calls all overrides in a user's class; warn about names that are similar to members of the
-    class's contract.
+    """Check that drivetrain calls all overrides in a user's class. Warn about a name that is similar to a member of the
+    base class.
 
     Raises:
         ConfigurationError: the class overrides a member that is never called.
@@ -45,12 +43,11 @@ def check_overrides(cls: type) -> None:
 
 
 def check_base_init(obj: object) -> None:
-    """Check that a user's ``__init__`` has called the ``__init__`` of drivetrain's base class, if that base class
-    defines one.
+    """Check that a user's ``__init__`` has called the ``__init__`` of drivetrain's base class.
 
     Raises:
-        ConfigurationError: the user's code contains no such call, and no attribute of the base class's ``__init__``
-            exists.
+        ConfigurationError: the user's code contains no call of ``__init__``, and ``obj`` lacks the attributes that
+            ``__init__`` sets.
     """
     users: Any = None
     for cls in type(obj).__mro__:
@@ -70,7 +67,7 @@ def check_base_init(obj: object) -> None:
 
 
 def overrides(obj: object, name: str, base: type) -> bool:
-    """Whether the class of ``obj``, or the instance, overrides the member ``name`` of ``base``."""
+    """Return whether ``obj`` or its class overrides the member ``name`` of ``base``."""
     method = getattr(obj, name, None)
     if method is None:
         return False
@@ -78,16 +75,14 @@ def overrides(obj: object, name: str, base: type) -> bool:
 
 
 def defined_by_user(obj: object, name: str) -> bool:
-    """Whether a user's class that ``obj`` belongs to, or the instance itself, defines ``name``."""
+    """Return whether ``obj`` itself or a user's class of ``obj`` defines ``name``."""
     owner = next((cls for cls in type(obj).__mro__ if name in vars(cls)), object)
     return name in vars(obj) or not (owner is object or is_own_class(owner))
 
 
 def signature_of(fn: Callable[..., Any]) -> inspect.Signature:
-    """Return the signature of ``fn`` as its callers see it.
-
-    A wrapper around a bound method may also be bound, as in torch's ``register_fsdp_forward_method``. For such a
-    wrapper, ``inspect.signature`` would remove not only the parameter for the instance, but also the next one.
+    """Return the signature of ``fn`` as a caller sees the function. If a bound method wraps another bound method, as in
+    torch's ``register_fsdp_forward_method``, then ``inspect.signature`` would remove one parameter too many.
     """
     while inspect.ismethod(fn) and inspect.ismethod(wrapped := getattr(fn, "__wrapped__", None)):
         fn = wrapped
@@ -95,7 +90,7 @@ def signature_of(fn: Callable[..., Any]) -> inspect.Signature:
 
 
 def positional_arity(fn: Callable[..., Any]) -> int:
-    """Return the number of positional arguments of ``fn``; a large number if ``fn`` has ``*args``."""
+    """Return the number of positional arguments of ``fn``; 1000 if ``fn`` has ``*args``."""
     kinds = [parameter.kind for parameter in signature_of(fn).parameters.values()]
     if inspect.Parameter.VAR_POSITIONAL in kinds:
         return 1_000
@@ -112,7 +107,7 @@ def taken(fn: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def takes(method: Any, arguments: int) -> bool:
-    """Return whether ``method`` can be called with this many arguments."""
+    """Return whether ``method`` can be called with this number of positional arguments."""
     if not callable(method):
         return False
     try:
@@ -125,19 +120,20 @@ def takes(method: Any, arguments: int) -> bool:
 
 
 def takes_iterator(step: Callable[..., Any]) -> bool:
-    """Whether a step has the parameter ``dataloader_iter``. Such a step fetches its batches itself."""
+    """Return whether a step has the parameter ``dataloader_iter``. A step with this parameter fetches its batches
+    itself.
+    """
     return "dataloader_iter" in signature_of(step).parameters
 
 
 def missing_arguments(fn: Callable[..., Any], contract: Callable[..., Any]) -> str | None:
-    """If ``fn`` cannot be called like ``contract``, return the parameters that it should have, as text; otherwise
-    ``None``.
+    """If ``fn`` cannot be called like ``contract``, return the correct parameters as text. Otherwise, return ``None``.
 
     The parameters' names do not matter. ``fn`` may lack ``dataloader_idx`` if ``contract`` has a default for it.
 
     Args:
-        fn: a bound method, or a function that replaces it.
-        contract: the method that ``fn`` overrides, looked up on the class, so that its first parameter is the instance.
+        fn: a bound method, or a function that replaces a bound method.
+        contract: the method that ``fn`` overrides, as a function with the parameter ``self``.
     """
     try:
         signature = signature_of(fn)
@@ -155,9 +151,7 @@ def missing_arguments(fn: Callable[..., Any], contract: Callable[..., Any]) -> s
 
 
 def missing_methods(cls: type) -> list[str]:
-    """Return the abstract methods that ``cls`` does not define, sorted. This works even while the class is being
-    defined.
-    """
+    """Return the abstract methods that ``cls`` lacks, sorted, also while the class is being defined."""
     abstract = {name for base in cls.__mro__ for name in getattr(base, "__abstractmethods__", ())}
     return sorted(name for name in abstract if getattr(getattr(cls, name, None), "__isabstractmethod__", False))
 
@@ -165,11 +159,11 @@ def missing_methods(cls: type) -> list[str]:
 def near_misses(
     cls: type, base: type, hooks: Iterable[str], alike: float = _ALIKE, values: bool = False
 ) -> Iterator[tuple[str, str]]:
-    """Yield methods of ``cls`` that ``base`` does not have and whose names are similar to a hook's: ``(method, hook)``.
+    """Yield ``(method, hook)`` for each method of ``cls`` that ``base`` lacks and whose name is similar to a hook's
+    name.
 
-    A name that only adds a word to a hook's name (``training_step_end``) is not reported. ``alike`` is the minimum
-    similarity, as difflib's ratio. ``values``: whether to include properties, class methods and other attributes of the
-    class.
+    A hook's name with one more word, such as ``training_step_end``, does not count as similar. ``alike`` is the minimum
+    similarity, as a ratio of difflib. ``values``: whether to include attributes of the class that are not methods.
     """
     known = sorted(hooks)
     own = {
@@ -194,12 +188,10 @@ _SYNONYMS = {
 def uncalled_hooks(
     cls: type, base: type, hooks: Iterable[str], names: re.Pattern[str]
 ) -> Iterator[tuple[str, str | None]]:
-    """Yield methods of ``cls`` whose names look like hooks, but that are not hooks, and that the rest of their file
-    does not mention.
-
-    With each method comes the hook that has nearly the same meaning, or ``None``. Methods with a decorator are left
-    out, because the decorator may register them. Methods of another package's class are left out, too. If the source is
-    not available, only methods that have nearly the meaning of a hook are yielded.
+    """Yield each method of ``cls`` that is not a hook, but whose name looks like a hook's name. A method that other
+    code in its file mentions is left out. Each method comes with the hook of nearly the same meaning, or with ``None``.
+    Decorated methods are left out, because the decorator may register the method. Methods of another package's class
+    are left out, too. If the source is not available, methods without a hook of nearly the same meaning are left out.
 
     Args:
         cls: the user's class.
@@ -243,16 +235,15 @@ def _is_installed(file: str) -> bool:
 
 
 def shown_type(annotation: Any) -> str:
-    """Return the type of an argument as readable text, in which the types of registered names are ``int | str`` or
+    """Return an argument's type as text. The names of precisions become ``int | str``, and the names of strategies
     ``str``.
     """
     return str(annotation).replace("PrecisionName", "int | str").replace("StrategyName", "str")
 
 
 def describe_arguments(cls: type[T], docs: Mapping[str, str]) -> type[T]:
-    """Add the arguments of ``__init__`` that are in ``docs`` to the docstring of ``cls``; return ``cls``.
-
-    This lets ``help()`` show all arguments. An argument that "Args:" in the docstring already describes is skipped.
+    """Add the texts in ``docs`` about arguments of ``__init__`` to the docstring of ``cls``, for ``help()``. Return
+    ``cls``. An argument that the docstring already describes is skipped.
     """
     before, raises, after = (cls.__doc__ or "").partition("\n    Raises:\n")
     before, _, own = before.partition("\n    Args:\n")
@@ -269,7 +260,7 @@ def describe_arguments(cls: type[T], docs: Mapping[str, str]) -> type[T]:
 
 
 def reads(path: str, doc: str | None = None, writable: bool = False) -> Any:
-    """Return a property with the value at ``path`` of the object, such as "trainer.progress.batch_idx"."""
+    """Return a property that reads the attribute at ``path``, such as "trainer.progress.batch_idx"."""
     *owners, name = path.split(".")
 
     def write(this: Any, value: Any) -> None:
@@ -279,7 +270,7 @@ def reads(path: str, doc: str | None = None, writable: bool = False) -> Any:
 
 
 def calls(path: str) -> Any:
-    """Return a method that passes its arguments on to ``self.<path>``; ``path`` may be dotted."""
+    """Return a method that passes its arguments to ``self.<path>``. ``path`` may contain dots."""
     find = attrgetter(path)
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -14,18 +14,17 @@ from typing import Any
 from drivetrain.base.supplied import instead_of
 
 IMPORTED_IN = os.getpid()
-"""The process that has imported drivetrain; a process that is forked from it has another id."""
+"""The id of the process that has imported drivetrain. A forked process has another id."""
 
-_offered: dict[str, tuple[str, ...]] = {}  # by package: its public names
-_files: dict[str, Mapping[str, str]] = {}  # by package: the file that defines each public name
+_offered: dict[str, tuple[str, ...]] = {}  # the public names of each package
+_files: dict[str, Mapping[str, str]] = {}  # the file that defines each public name, by package
 _in_block: set[int] = set()  # ids of the threads that are in a ``with on_first_use`` block
 
 
 class Later:
-    """Stands for a module, which is imported when an attribute of it is read or set.
+    """Stands for a module, which is imported when the program reads or sets an attribute of the module.
 
-    The object does not keep the module: each use looks the module up in ``sys.modules``, as an import statement in a
-    function does.
+    Each use looks the module up in ``sys.modules``, like an import statement in a function.
     """
 
     def __init__(self, name: str) -> None:
@@ -33,7 +32,7 @@ class Later:
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and self.__dict__.get("__name__") not in sys.modules:
-            # a tool, such as jsonargparse, that looks at all names of a module must not import this one
+            # tools such as jsonargparse look at all names of a module, and must not import this module
             raise AttributeError(name)
         return getattr(importlib.import_module(self.__name__), name)
 
@@ -44,9 +43,8 @@ class Later:
 class OnFirstUse:
     """A ``with`` block at the top of a file, which delays each import in the block until the module is first used.
 
-    The block has only lines of the form ``from drivetrain.folder import file``. A type checker and import-linter see
-    plain imports. When such a line runs and the file is not imported yet, the folder's ``__getattr__`` returns a
-    :class:`Later`.
+    Each line in the block has the form ``from drivetrain.folder import file``, which type checkers and import-linter
+    read as a plain import. If the file is not imported yet, the folder's ``__getattr__`` returns a :class:`Later`.
     """
 
     def __enter__(self) -> None:
@@ -60,11 +58,9 @@ on_first_use = OnFirstUse()
 
 
 def public(package: str) -> list[str]:
-    """Set the ``__getattr__`` and ``__dir__`` of a package with public names, and return the names.
-
-    The names are written only once, for programs and for type checkers: in the package's stub, ``__init__.pyi``. The
-    stub's statements have the form ``from module import Name as Name``; a statement that imports from the package
-    itself names public modules.
+    """Read the public names of a package from its stub, set the package's ``__getattr__`` and ``__dir__``, and return
+    the names. Type checkers read the stub, ``__init__.pyi``, too. The stub's statements have the form ``from module
+    import Name as Name``. If ``module`` is the package itself, ``Name`` is a public module.
     """
     module: Any = sys.modules[package]
     stub = module.__loader__.get_data(f"{os.path.splitext(module.__file__)[0]}.pyi").decode()
@@ -78,12 +74,12 @@ def public(package: str) -> list[str]:
 def lazy(package: str, files: Mapping[str, str] = MappingProxyType({}), modules: Sequence[str] = ()) -> None:
     """Set the ``__getattr__`` and ``__dir__`` of a package.
 
-    Both are set at run time, because a type checker that sees a module's ``__getattr__`` accepts every name.
+    A type checker must not see ``__getattr__``, because the type checker would then accept every name.
 
     Args:
-        package: its ``__name__``.
-        files: the defining module of each public name.
-        modules: public modules in the package, which become its attributes.
+        package: the ``__name__`` of the package.
+        files: the module that defines each public name.
+        modules: the names of the package's public modules.
     """
     _offered[package], _files[package] = (*files, *modules), files
     if not any(isinstance(finder, UnknownNames) for finder in sys.meta_path):
@@ -96,17 +92,17 @@ def lazy(package: str, files: Mapping[str, str] = MappingProxyType({}), modules:
             return importlib.import_module(f"{package}.{name}")
         if name not in files:
             start = f"module {package!r} has no attribute {name!r}"
-            # no similar name for attributes that imports and tools ask for, not users
+            # imports and tools also read attributes, and need no similar name
             if not (name.startswith("__") or _is_private_module(package, name)):
                 start = _message(start, package, name)
-            # Without obj=, Python does not add a suggestion of its own.
+            # without obj=, Python adds no suggestion of its own
             raise AttributeError(start, name=name)
         value = getattr(_imported(files[name]), name)
         setattr(sys.modules[package], name, value)
         return value
 
     members = vars(sys.modules[package])
-    # ``__path__``: ``from module import name`` asks the import hooks about a missing name only if the module is a
+    # ``__path__``: for a missing name, ``from module import name`` asks the import hooks only if ``module`` is a
     # package.
     members.setdefault("__path__", [])
     members.update(__getattr__=get, __dir__=lambda: public_names(package, _offered[package]))
@@ -115,9 +111,8 @@ def lazy(package: str, files: Mapping[str, str] = MappingProxyType({}), modules:
 def _imported(name: str) -> ModuleType:
     """Import a module with garbage collection turned off.
 
-    After ``import torch`` there are so many objects that a few thousand more make Python's garbage collector examine
-    all of them. This examination takes twice as long as the import, and frees nothing, because the objects of modules
-    stay alive.
+    After ``import torch``, a few thousand new objects make Python's garbage collector examine all objects. This takes
+    twice as long as the import, and frees nothing.
     """
     collects = gc.isenabled()
     gc.disable()
@@ -129,14 +124,14 @@ def _imported(name: str) -> ModuleType:
 
 
 def _is_private_module(package: str, name: str) -> bool:
-    """Return whether ``name`` is a module in the package: ``from package import name`` reads the attribute before it
-    imports the module.
+    """Return whether ``name`` is a module in the package. ``from package import name`` reads an attribute before it
+    imports a module.
     """
     return any(os.path.exists(os.path.join(folder, f"{name}.py")) for folder in vars(sys.modules[package])["__path__"])
 
 
 def names_of_file(package: str, file: str) -> list[str]:
-    """Return the public names of an imported package that one of its files defines."""
+    """Return the public names that one file of an imported package defines."""
     return [name for name, defined_in in _files[package].items() if defined_in == f"{package}.{file}"]
 
 
@@ -146,24 +141,23 @@ def public_modules(package: str) -> list[str]:
 
 
 def public_names(module: str, names: Sequence[str]) -> list[str]:
-    """Return the names for ``dir()`` of ``module``: its public ``names``, and the names that every module has."""
+    """Return the names for ``dir()`` of ``module``: ``names``, and names such as ``__file__``."""
     return sorted({*names, *(name for name in vars(sys.modules[module]) if name.startswith("__"))})
 
 
 class UnknownNames:  # without a base class, because importlib.abc is slow to import
-    """The last import hook, which explains why a name cannot be imported from one of drivetrain's packages.
+    """An import hook that explains why a name cannot be imported from a package of drivetrain.
 
     If ``from package import name`` finds no attribute ``name``, Python asks the import hooks for a module
-    ``package.name``. Python's own message has no similar name, and does not say what this version lacks. The hook never
-    finds a module; for a name that the hook cannot explain, Python raises its own error.
+    ``package.name``. This hook never finds a module. The hook's error suggests a similar name, or says which feature
+    this version lacks. For other names, Python raises its own error.
     """
 
     def find_spec(self, fullname: str, path: Sequence[str] | None = None, target: Any = None) -> None:
         """Return ``None``.
 
         Raises:
-            ModuleNotFoundError: the name is similar to a name of the package, or drivetrain lacks a feature of this
-                name.
+            ModuleNotFoundError: the package has a similar name, or ``name`` is a known feature that drivetrain lacks.
         """
         package, _, name = fullname.rpartition(".")
         if package not in _offered or name.startswith("_"):
@@ -171,7 +165,7 @@ class UnknownNames:  # without a base class, because importlib.abc is slow to im
         from drivetrain.errors import closest
 
         if instead_of(package, name) is not None or closest(name, _offered[package]) is not None:
-            # No name=: importlib drops an error that has the module's full name.
+            # without name=: importlib drops an error with the module's full name
             raise ModuleNotFoundError(_message(f"cannot import name {name!r} from {package!r}", package, name))
 
 

@@ -1,6 +1,4 @@
-"""Recognize out-of-memory errors of a device or the host, and read the size and the content of tensors' memory in
-bytes.
-"""
+"""Recognize out-of-memory errors, and read the size and the bytes of tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ _TEXTS = ("out of memory", "can't allocate memory", "not enough memory", "CUDNN_
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether ``error`` is an out-of-memory error; for the host's memory, torch raises a plain RuntimeError."""
+    """Return whether ``error`` is an out-of-memory error. For host memory, torch raises a plain RuntimeError."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(text in text_of(error) for text in _TEXTS)
@@ -33,7 +31,7 @@ def free_memory() -> None:
 
 
 def bytes_of(tensors: Iterable[Tensor], device: torch.device) -> int:
-    """Return how many bytes ``tensors`` use on ``device``; memory that tensors share counts once."""
+    """Return how many bytes ``tensors`` use on ``device``. Shared memory counts once."""
     storages: dict[int, int] = {}
     for tensor in tensors:
         local = tensor.detach()
@@ -48,16 +46,14 @@ def bytes_of(tensors: Iterable[Tensor], device: torch.device) -> int:
 
 
 def content_of(tensor: Tensor) -> memoryview:
-    """Return the bytes of a contiguous tensor in host memory; the caller keeps the tensor alive while it uses the
-    bytes.
-    """
+    """Return a view of the bytes of a contiguous tensor in host memory. The caller must keep the tensor alive."""
     if not tensor.numel():
         return memoryview(b"")
     return memoryview((ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
 
 
 def contents_of(records: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """Yield the bytes of named tensors, storages and bytes; only one tensor is copied to host memory at a time."""
+    """Yield the bytes of named tensors, storages and bytes. Only one tensor at a time is copied to host memory."""
     for name, record in records:
         if isinstance(record, torch.UntypedStorage):
             record = torch.empty(0, dtype=torch.uint8, device=record.device).set_(record)

@@ -8,7 +8,7 @@ from torch.overrides import TorchFunctionMode
 
 
 class NoInit(TorchFunctionMode):
-    """Context in which the functions of ``torch.nn.init`` do nothing."""
+    """Return a context in which the functions of ``torch.nn.init`` do nothing."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__module__", None) == "torch.nn.init":

@@ -1,4 +1,4 @@
-"""Show outputs in a notebook, as HTML and as a text for programs that show no HTML."""
+"""Show outputs in a notebook, as HTML and as plain text."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _HEAD = 'style="text-align:left;white-space:nowrap"'
 
 
 def can_display() -> bool:
-    """Whether this process is a notebook's kernel. False in a process forked from the kernel, because Jupyter drops the
-    forked process's outputs.
+    """Return whether this process is a notebook's kernel. Jupyter drops the outputs of a process that the kernel has
+    forked.
     """
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return getattr(shell, "kernel", None) is not None and os.getpid() == IMPORTED_IN
 
 
 def display(html: str, text: str, shown: Any = None) -> Any:
-    """Show an output in the running cell, or in place of the output ``shown``, which any thread may replace. Return
-    IPython's handle of the output, which the next call may get as ``shown``.
+    """Show an output in the running cell, or replace the earlier output ``shown``. Return IPython's handle of the
+    output, to pass as ``shown`` in the next call. Any thread can replace an output.
     """
     output = {"text/html": html, "text/plain": text}
     if shown is None:
@@ -35,7 +35,7 @@ def display(html: str, text: str, shown: Any = None) -> Any:
 
 
 def show(text: str, html: str = "", file: Any = None) -> None:
-    """Show an output in a notebook, if there is ``html``; else print ``text`` to ``file``, by default stdout."""
+    """In a notebook, show ``html``. Elsewhere, or without ``html``, print ``text`` to ``file``, by default stdout."""
     if html and can_display():
         display(html, text)
     else:
@@ -43,7 +43,7 @@ def show(text: str, html: str = "", file: Any = None) -> None:
 
 
 def table(rows: Iterable[Sequence[object]], header: Sequence[str] = ()) -> str:
-    """Return a table as HTML. Every cell is escaped, and text wraps, so the table is no wider than the page."""
+    """Return a table as HTML. The cells are escaped. Long text wraps, so the table fits the page."""
     head = "".join(f"<th {_HEAD}>{escape(each)}</th>" for each in header)
     lines = ["".join(f"<td {_CELL}>{escape(str(cell))}</td>" for cell in row) for row in rows]
     top = f"<thead><tr>{head}</tr></thead>" if head else ""

@@ -1,6 +1,4 @@
-"""Record the operations that torch runs, each with a fingerprint of its result and the line of the program that called
-it.
-"""
+"""Record the operations that torch runs, each with a fingerprint of its result and the line of the program."""
 
 from __future__ import annotations
 
@@ -21,13 +19,13 @@ Operation = Sequence[str]
 
 
 class Operations(DispatchMode):  # type: ignore[no-untyped-call]
-    """Records each operation that runs while this mode is active, including those of the backward pass.
+    """Records each operation that runs while this mode is active, also in the backward pass.
 
     Collectives are left out, because their results may not be complete yet.
 
     Args:
-        place: returns the place of an operation; its argument is the frame that called the operation, or ``None`` in a
-            thread of torch. If ``place`` returns ``None``, the operation is left out.
+        place: a function that gets the frame that called an operation, or ``None`` in a thread of torch, and returns
+            the operation's place. If the function returns ``None``, the operation is left out.
     """
 
     def __init__(self, place: Callable[[Any], str | None]) -> None:
@@ -38,7 +36,7 @@ class Operations(DispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation and record it."""
         result = func(*args, **(kwargs or {}))
-        # not recorded: operations that return an empty tensor, whose values are arbitrary
+        # torch.empty and similar operations return arbitrary values
         if "empty" not in str(func) and (place := self._place(sys._getframe().f_back)) is not None:
             self.note(func, args, kwargs or {}, result, place)
         return result
@@ -50,8 +48,8 @@ class Operations(DispatchMode):  # type: ignore[no-untyped-call]
 
 
 def innermost_line(places: Iterable[tuple[str, int]]) -> str | None:
-    """Return the place and the text of the innermost line in the working directory; if there is no such line, of the
-    innermost line outside torch.
+    """Return the place and the text of the innermost line in the working directory, or else of the innermost line
+    outside torch.
 
     Args:
         places: files and line numbers, the innermost first.
@@ -74,8 +72,6 @@ def _shown(path: str, name: str, number: int) -> str:
 
 
 def first_other(old: Sequence[Operation], new: Sequence[Operation]) -> int | None:
-    """Return the index of the first operation in ``new`` whose name or result differs from the operation at the same
-    index in ``old``.
-    """
+    """Return the first index at which ``old`` and ``new`` have operations of different names or results."""
     pairs = enumerate(zip(old, new, strict=False))
     return next((index for index, (one, other) in pairs if [*one[:2]] != [*other[:2]]), None)

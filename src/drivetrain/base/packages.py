@@ -1,4 +1,4 @@
-"""Import packages that may be missing, and parts of torch that are slow to import, when each is first used."""
+"""Import optional packages, and slow modules of torch, only when the program first uses them."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     import torch.distributed.tensor.parallel as tensor_parallel
     import tqdm.auto as tqdm_auto
 
-    ipython_display: Any  # a declaration for mypy, which reads base/notebook.py before the function below
+    ipython_display: Any  # mypy reads base/notebook.py before the function below
 
-__all__ = [  # the names with types; all other names are Any
+__all__ = [  # only these names have types
     "dcp", "dcp_files", "dcp_saver", "device_mesh", "dtensor", "fcntl", "fsdp", "psutil", "rich", "rich_console",
     "rich_progress", "rich_table", "tensor_parallel", "tqdm_auto",
 ]  # fmt: skip

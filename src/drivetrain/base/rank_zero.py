@@ -22,8 +22,7 @@ R = TypeVar("R")
 
 log = logging.getLogger("drivetrain")
 
-# A launcher sets one of these variables before the first line of user code runs, so the rank is known even before a
-# cluster environment is chosen.
+# A launcher sets one of these variables, so the rank is known before the Trainer chooses a cluster environment.
 _RANK_VARIABLES = (
     "RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "_CONDOR_PROCNO",
 )  # fmt: skip
@@ -38,7 +37,7 @@ def rank_from_environ(environ: Mapping[str, str] = os.environ) -> int:
 
 
 def tell_rank(rank: int | None = None) -> None:
-    """Set the rank in the package lightning_utilities, because its ``rank_zero_only``, which programs use, fails
+    """Set the rank in the package lightning_utilities. Programs use the package's ``rank_zero_only``, which fails
     without a rank.
 
     Args:
@@ -50,7 +49,7 @@ def tell_rank(rank: int | None = None) -> None:
 
 
 def rank_zero_only(fn: Callable[P, R]) -> Callable[P, R | None]:
-    """Decorator: call ``fn`` on global rank 0; elsewhere return ``None``."""
+    """Decorate ``fn``: call ``fn`` on global rank 0, and return ``None`` on other ranks."""
 
     @functools.wraps(fn)
     def on_rank_zero(*args: P.args, **kwargs: P.kwargs) -> R | None:
@@ -60,12 +59,11 @@ def rank_zero_only(fn: Callable[P, R]) -> Callable[P, R | None]:
 
 
 def any_rank_info(message: str, html: str = "") -> None:
-    """Log ``message`` at INFO on the logger named "drivetrain"; by default the message appears on stderr. In a
-    notebook, which shows stderr in red, the message is a normal output instead; ``html``, if given, is shown instead of
-    the message.
+    """Log ``message`` at INFO on the logger "drivetrain". By default the message appears on stderr. A notebook shows
+    stderr in red, so there the message is a normal output: ``html``, or else ``message``.
 
-    If that logger or the root logger has a handler, only the handler gets the message. Even without a handler, the
-    logger's level and ``logging.disable`` can silence the message.
+    If the logger "drivetrain" or the root logger has a handler, only the handler gets the message. The logger's level
+    and ``logging.disable`` can silence the message.
     """
     if log.hasHandlers():
         log.info(message)
@@ -75,7 +73,7 @@ def any_rank_info(message: str, html: str = "") -> None:
 
 @rank_zero_only
 def rank_zero_info(message: str, html: str = "") -> None:
-    """Log ``message`` on rank 0, as :func:`any_rank_info` does on every rank."""
+    """Log ``message`` on rank 0 with :func:`any_rank_info`."""
     any_rank_info(message, html)
 
 
@@ -86,15 +84,14 @@ def rank_zero_warn(
     stacklevel: int | None = None,
     about: type | Callable[..., Any] | None = None,
 ) -> None:
-    """Issue a Python warning on rank 0 that shows the location of a line of user code.
+    """On rank 0, issue a Python warning with the location of the user's code.
 
     Args:
         message: the text.
         category: the class of the warning.
-        stacklevel: the number of calls up to that line, as in ``warnings.warn``; ``None``: the line is the innermost
-            one outside drivetrain and torch.
-        about: a user's class, function or method that the warning is about; then the location is where this class,
-            function or method is defined.
+        stacklevel: the number of calls up to the user's line, as in ``warnings.warn``; ``None``: find the innermost
+            line outside drivetrain and torch.
+        about: a user's class or function. The location is then the definition of this class or function.
     """
     if stacklevel is not None:
         warnings.warn(message, category, stacklevel=stacklevel)
@@ -105,7 +102,7 @@ def rank_zero_warn(
 
 
 class LightningDeprecationWarning(DeprecationWarning):
-    """Warns that a program written for Lightning uses a feature that Lightning deprecates."""
+    """A program for Lightning uses a feature that Lightning deprecates."""
 
 
 def lightning_deprecation(message: str) -> bool:
@@ -123,13 +120,13 @@ def lightning_deprecation(message: str) -> bool:
 _INSIDE = frozenset({
     "drivetrain", "torch", "jsonargparse", "contextlib", "functools", "importlib", "threading", "multiprocessing",
 })  # fmt: skip
-"""Packages whose frames may lie between the user's line and the line of drivetrain that warns."""
+"""Packages to skip when a warning looks for the user's line."""
 
 _Place = tuple[str, int, str]  # file, line, module
 
 
 def _line_outside(frame: FrameType | None) -> _Place:
-    """Return the innermost line outside the packages in :data:`_INSIDE`; if there is none, the outermost line."""
+    """Return the innermost line outside the packages in :data:`_INSIDE`, or else the outermost line."""
     file, line, module = "drivetrain", 1, "drivetrain"
     while frame is not None:
         file, line, module = frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__", "")

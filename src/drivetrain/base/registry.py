@@ -1,10 +1,11 @@
-"""Find classes by name: in a folder's files, users' registrations, and entry points of installed packages.
+"""Find classes by name: in the files of a folder, among users' registrations, and in entry points of installed
+packages.
 
-For drivetrain's own classes: one file, ``<folder>/<name>.py``, defines one public concrete subclass of the folder's
-contract. So to add a name, add a file. A class may register more names, with arguments, in a classmethod that the
-contract calls when a subclass is defined. A user's class gets its name in this way, too. Other packages register their
-classes in an entry-point group such as ``drivetrain.loggers``; the group has the folder's name, unless the folder has
-two contracts. Nothing is imported until a name is used.
+The file ``<folder>/<name>.py`` of drivetrain defines the class with this name: one public concrete subclass of the
+folder's contract, which is an abstract class. A class may register more names, with arguments, in a classmethod that
+the contract calls when a subclass is defined. Users' classes get their names in this classmethod, too. Other packages
+register their classes in an entry-point group such as ``drivetrain.loggers``. A class is imported only when its name is
+used.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from drivetrain.errors import ConfigurationError, UnknownNameError, WrongTypeErr
 if TYPE_CHECKING:
     from importlib import metadata
 else:
-    # imported at first use, because the module is slow to import, and ``--help`` does not need the module
+    # this module is slow to import, and ``--help`` does not need it
     metadata = Later("importlib.metadata")
 
 T = TypeVar("T")
@@ -36,12 +37,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Entry(Generic[T]):
-    """What is registered under a name: a class, and arguments for its constructor.
+    """The class that is registered under a name, and arguments for the constructor.
 
     Attributes:
         name: the name.
         cls: the class.
-        description: one line for lists.
+        description: a line that describes the class.
         init_params: the constructor's arguments.
     """
 
@@ -56,14 +57,14 @@ class Entry(Generic[T]):
 
 
 class Registry(Generic[T]):
-    """The classes that implement one contract, by name.
+    """The classes that implement a contract (an abstract class), by name.
 
     Args:
         package: the folder, for example ``"drivetrain.loggers"``.
-        contract: the module inside the folder with the abstract class, for example ``"logger"``.
+        contract: the module in the folder that defines the abstract class, for example ``"logger"``.
         kind: the word for an entry in messages, for example ``"logger"``.
-        by_file: whether a file's name is the name of its class. False if classes register several names themselves, or
-            the folder also contains other files. All files of the folder are then imported on first use.
+        by_file: whether the name of a file is the name of its class. If False, classes register their names themselves,
+            so the first use imports all files of the folder.
         group: the entry-point group of installed packages; ``None``: the name of ``package``.
     """
 
@@ -96,19 +97,19 @@ class Registry(Generic[T]):
     def register(
         self, name: str, cls: type[T] | None = None, description: str = "", override: bool = False, **init_params: Any
     ) -> type[T] | Callable[[type[T]], type[T]]:
-        """Register ``cls`` under a name in this process. Without ``cls``, return a decorator that does this.
+        """Register ``cls`` under a name in this process. Without ``cls``, return a decorator that registers a class.
 
         Args:
             name: the name that users write.
             cls: the class.
-            description: one line for lists; by default the first line of the class's docstring.
+            description: a line that describes the class; by default, the first line of the class's docstring.
             override: whether to replace an existing registration of the name.
             init_params: the constructor's arguments for this name.
 
         Raises:
             ConfigurationError: the name belongs to a different class, or to a file of the folder, and ``override`` is
-                False. (A class may be registered again, as in a re-run notebook cell or a spawned process.) Or the name
-                is not a string, or ``cls`` is not a class of this kind with the parameters ``init_params``.
+                False. (The same class may be registered again, as in a notebook cell that is run twice.) Or the name is
+                not a string, or ``cls`` is not a class of this kind with the parameters ``init_params``.
         """
         self._check_text(name)
         if cls is None:
@@ -116,7 +117,7 @@ class Registry(Generic[T]):
         self.check_name(name)
         if not isinstance(cls, type) or not self._is_own(cls):
             self._check_class(name, cls, init_params)
-            files = self._files()  # this may import the folder's files, whose classes register themselves
+            files = self._files()  # the call may import files, whose classes register themselves
             known = self._registered.get(name) or self._derived(installed=False).get(name)
             owner = None if known is None else known.cls
             if owner is None and name in files and not override:
@@ -192,15 +193,15 @@ class Registry(Generic[T]):
         )  # fmt: skip
 
     def derive(self, source: Callable[[bool], Mapping[str, Entry[T]]]) -> None:
-        """Add the entries that ``source`` returns. Their names are derived from another registry's names.
+        """Add the entries that ``source`` returns, with names that depend on another registry.
 
-        The registry calls ``source`` for each lookup. The argument of ``source`` is whether to include installed
-        packages; to find them takes milliseconds. A registered name, or a name of an earlier source, has precedence.
+        The registry calls ``source`` for each lookup. The argument of ``source`` is whether to look for installed
+        packages, which takes milliseconds. Registered names and names of earlier sources take precedence.
         """
         self._sources.append(source)
 
     def remove(self, name: str) -> None:
-        """Remove a registered name. If a file of the folder has that name, the name again means the class in this file.
+        """Remove a registered name. If a file of the folder has this name, the name then means the file's class again.
 
         Raises:
             UnknownNameError: the name was not registered.
@@ -212,7 +213,7 @@ class Registry(Generic[T]):
         del self._registered[name]
 
     def available(self) -> list[str]:
-        """Return every name that :meth:`get` accepts, sorted, without importing the classes."""
+        """Return every name that :meth:`get` accepts, sorted. Do not import the classes."""
         return sorted({*self._files(), *self._registered, *self._derived(installed=True), *self._entry_points()})
 
     # ---- entries -------------------------------------------------------------------------------------------------
@@ -226,10 +227,8 @@ class Registry(Generic[T]):
         return self.entry(name).build()
 
     def entry(self, name: str) -> Entry[T]:
-        """Return the entry for ``name``: of a registered class; otherwise of the class in a file of the folder;
-        otherwise of an entry point's class.
-
-        If the name is unknown, the name in lower case is looked up.
+        """Return the entry for ``name``. Registered classes come first, then the folder's files, then entry points. If
+        the name is unknown, look up the name in lower case.
 
         Raises:
             UnknownNameError: the name is unknown; the message suggests the most similar one.
@@ -246,7 +245,7 @@ class Registry(Generic[T]):
         if (point := self._entry_points().get(name)) is not None:
             loaded: type[T] = point.load()
             self._check_class(name, loaded, {})
-            # While the entry point was loaded, a class may have registered itself under this name, with arguments.
+            # While load() ran, a class may have registered this name, with arguments.
             return self._registered.get(name) or Entry(name, loaded, first_line(loaded))
         if (derived := self._derived(installed=True).get(name)) is not None:
             return derived
@@ -261,14 +260,12 @@ class Registry(Generic[T]):
         """Raise a ConfigurationError for a reserved name."""
 
     def fallback(self, name: str) -> Entry[T] | None:
-        """Return an entry for an unknown name, or ``None``. A subclass of the registry overrides this method if it can
-        make entries for names that are not registered.
-        """
+        """Return an entry for an unknown name, or ``None``. A subclass may override this method to create entries."""
         return None
 
     def entries(self) -> Iterator[Entry[T]]:
-        """Return every entry by name; an installed package's class that cannot be imported is skipped with a
-        warning.
+        """Yield every entry, in the order of names. If a class of an installed package cannot be imported, warn and
+        skip the class.
         """
         for name in self.available():
             try:
@@ -284,7 +281,7 @@ class Registry(Generic[T]):
             yield entry
 
     def __getitem__(self, name: str) -> dict[str, Any]:
-        """The entry as a dictionary: the class, its name, "description", "init_params"."""
+        """Return the entry as a dictionary with the class, the name, "description" and "init_params"."""
         entry = self.entry(name)
         return {
             self._kind: entry.cls,
@@ -305,15 +302,15 @@ class Registry(Generic[T]):
         return cls.__module__.startswith(f"{self._package}.")
 
     def _files(self) -> set[str]:
-        """Return the names of files that are names of classes. With ``by_file=False``, return no names, but import all
-        files at the first call.
+        """Return the names of the files that define a class. With ``by_file=False``, import all files at the first
+        call, and return no names.
         """
         if self._imported:
             return set()
         modules = _modules(*importlib.import_module(self._package).__path__)
         if self._by_file:
             return {*modules} - {self._contract}
-        self._imported = True  # set before the import, because the classes register themselves during it
+        self._imported = True  # set first, because classes register themselves during the import
         for module in modules:
             importlib.import_module(f"{self._package}.{module}")
         return set()
@@ -322,9 +319,7 @@ class Registry(Generic[T]):
         return {name: entry for source in reversed(self._sources) for name, entry in source(installed).items()}
 
     def _entry_points(self) -> dict[str, metadata.EntryPoint]:
-        """Return the entry points of installed packages; they are read again if a package may have been installed
-        since.
-        """
+        """Return the entry points of installed packages. Read them again if a package may have been installed."""
         if (places := _installation()) != self._read_from:
             self._read = {entry.name: entry for entry in metadata.entry_points(group=self._group)}
             self._read_from = places
@@ -333,7 +328,7 @@ class Registry(Generic[T]):
     def _class_in(self, module: ModuleType) -> type[T]:
         contract = self._contract_class()
         found = list(dict.fromkeys(
-            value for value in vars(module).values()  # no duplicates: a class may have two names in its module
+            value for value in vars(module).values()  # a class may have two names in its module
             if inspect.isclass(value) and value.__module__ == module.__name__ and issubclass(value, contract)
             and not value.__name__.startswith("_") and not inspect.isabstract(value)
         ))  # fmt: skip
@@ -354,9 +349,7 @@ def _modules(*folders: str) -> tuple[str, ...]:
 
 
 def _installation() -> tuple[Any, ...]:
-    """Return values that change when packages are installed or removed: the import hooks, and the search paths with
-    their times.
-    """
+    """Return values that change when packages are installed or removed."""
     return metadata.entry_points, *map(id, sys.meta_path), *((path, _changed(path)) for path in sys.path)
 
 
@@ -392,7 +385,7 @@ def names_itself(cls: type[Any], hook: str, registry: Registry[Any]) -> None:
 
 
 def first_line(cls: type[Any]) -> str:
-    """Return the first line of the class's own docstring."""
+    """Return the first line of the docstring of ``cls`` itself."""
     return next(iter((cls.__dict__.get("__doc__") or "").strip().splitlines()), "")
 
 
@@ -402,7 +395,7 @@ def _identity(cls: type[Any]) -> tuple[str, str]:
 
 
 def check_contract_version(cls: type[Any], current: int, kind: str) -> None:
-    """Check the contract version that ``cls`` declares in its own body, if it declares one.
+    """Check the version of the contract, if ``cls`` declares a version.
 
     Args:
         cls: a subclass of a versioned contract.
@@ -424,7 +417,8 @@ def check_contract_version(cls: type[Any], current: int, kind: str) -> None:
 def load(path: str) -> Any:
     """Import a module, and return an object in it; ``path`` is ``"package.module:name"``.
 
-    In this way drivetrain's core loads default callbacks and loggers, whose folders it must not import.
+    drivetrain's core must not import the folders of callbacks and loggers, so the core loads the defaults with this
+    function.
     """
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)

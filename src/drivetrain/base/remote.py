@@ -1,11 +1,11 @@
 """Read and write files at addresses such as ``s3://bucket/run`` through fsspec. No other module uses fsspec.
 
-An object is written in two steps: its content is written to a local file, which is then uploaded. A reader finds either
-the earlier object or the new one. Object stores replace an object only when its upload is complete. Other file systems
-show a file while it grows, so the file is uploaded under another name and then renamed.
+To write an object, drivetrain writes a local file and uploads the file. A reader finds the complete old object or the
+complete new object. Object stores show a new object only after the complete upload. Other file systems show a file
+while the file grows, so drivetrain uploads the file under another name and then renames the file.
 
-fsspec is imported when the first address is used. Each function asks fsspec for the file system, because a forked
-process must not use its parent's connections. fsspec keeps one file system per process.
+fsspec is imported when the first address is used. Each function asks fsspec for the file system, and fsspec has one
+file system per process. A forked process must not use its parent's connections.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from drivetrain.base.files import is_remote
 from drivetrain.base.packages import fsspec, fsspec_core, fsspec_spec
 from drivetrain.errors import ConfigurationError, MissingPackageError, shown
 
-# Protocols of stores that show an object only after its complete upload.
+# Protocols of stores that show an object only after the complete upload.
 _WHOLE_UPLOADS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss"})
 _READ_ONLY = frozenset({"http", "https"})
-# By protocol: the package that fsspec needs. For other protocols, the message of fsspec names the package.
+# The package that fsspec needs for a protocol. For other protocols, fsspec's own message names the package.
 _PACKAGES = {
     "s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs",
     "http": "aiohttp", "https": "aiohttp", "oss": "ossfs", "hf": "huggingface_hub", "sftp": "paramiko",
@@ -84,7 +84,7 @@ def check(path: Any) -> None:
 
 
 def check_writable(path: Any) -> None:
-    """Call :func:`check` for an address to which files will be written, and check that its protocol allows writing.
+    """Call :func:`check`, and check that the address's protocol allows writing.
 
     Raises:
         ConfigurationError: as in :func:`check`, or the file system is read-only.
@@ -97,7 +97,7 @@ def check_writable(path: Any) -> None:
 
 
 def check_argument(owner: str, name: str, value: Any) -> None:
-    """Call :func:`check_writable` for ``value``; the message names the argument ``name`` of ``owner``.
+    """Call :func:`check_writable` for ``value``, the argument ``name`` of ``owner``.
 
     Raises:
         ConfigurationError: files cannot be written there.
@@ -112,11 +112,10 @@ def check_argument(owner: str, name: str, value: Any) -> None:
 
 
 def written_at(address: str | os.PathLike[str]) -> float | None:
-    """Return when the file was written, in seconds; 0.0 if the server does not tell the time, ``None`` if there is no
-    file.
+    """Return when the file was written, in seconds; 0.0 if the time is unknown, and ``None`` if there is no file.
 
     Raises:
-        OSError: the server cannot be reached; the message names the address and the cause.
+        OSError: the server cannot be reached. The message names the address and the cause.
     """
     with _asked(address, "could not be looked up") as (system, path):
         try:
@@ -143,7 +142,7 @@ def size(address: str | os.PathLike[str]) -> int:
 
 
 def names(folder: str | os.PathLike[str]) -> list[str]:
-    """Return the names of files and folders in a folder; an empty list if the folder does not exist.
+    """Return the names of the files and folders in a folder. If the folder does not exist, the list is empty.
 
     Raises:
         OSError: the folder cannot be listed.
@@ -158,7 +157,7 @@ def names(folder: str | os.PathLike[str]) -> list[str]:
 
 
 def find(folder: str | os.PathLike[str], pattern: str) -> list[str]:
-    """Return the addresses in ``folder`` whose name matches ``pattern``, such as ``"*.ckpt"``."""
+    """Return the address of each file in ``folder`` with a name that matches ``pattern``, such as ``"*.ckpt"``."""
     base = _trimmed(os.fspath(folder))
     return [f"{base}/{name}" for name in names(folder) if fnmatch.fnmatchcase(name, pattern)]
 
@@ -168,7 +167,7 @@ def find(folder: str | os.PathLike[str], pattern: str) -> list[str]:
 
 @contextlib.contextmanager
 def fetched(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Context with a local copy of the file at the address ``path``; the copy is removed when the block ends.
+    """Return a context that yields a local copy of the file at ``path``. The end of the context removes the copy.
 
     Raises:
         OSError: the file does not exist, or could not be read.
@@ -183,7 +182,7 @@ def fetched(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def read(path: str | os.PathLike[str], at: int = 0, length: int | None = None) -> bytes:
-    """Return the content of a file, or ``length`` bytes of it that begin at the offset ``at``.
+    """Return the content of a file, from the offset ``at`` on, at most ``length`` bytes.
 
     Raises:
         OSError: the file does not exist, or could not be read.
@@ -204,12 +203,12 @@ def replacing(address: str | os.PathLike[str], new: bool = False) -> Iterator[Bi
 
     Args:
         address: the address of the object.
-        new: whether to raise an error instead of replacing an object. If a store cannot guarantee this error, the
-            function first checks whether the object exists.
+        new: whether to raise an error instead of replacing an object. If the store cannot guarantee the error, the
+            function only checks before the upload whether the object exists.
 
     Raises:
         FileExistsError: ``new`` is true, and the object exists.
-        OSError: the object could not be written; the message names the cause, and an earlier object is unchanged.
+        OSError: the object could not be written. The message names the cause. An existing object is unchanged.
     """
     with tempfile.TemporaryDirectory(prefix="drivetrain-") as folder:
         local = os.path.join(folder, "upload")
@@ -239,13 +238,13 @@ def upload(local: str | os.PathLike[str], address: str | os.PathLike[str], new: 
 
 
 def copy(source: str | os.PathLike[str], path: str | os.PathLike[str], replaces: bool = True) -> bool:
-    """Copy a file from or to an address. If both addresses are in one store, the store makes the copy.
+    """Copy a file from or to an address. A copy inside one store is made by the store.
 
     Returns:
-        True if the copy was made; False if ``replaces`` is False and there is a file at ``path``.
+        False if ``replaces`` is False and there is a file at ``path``; otherwise True.
 
     Raises:
-        OSError: the file could not be copied; an earlier file at ``path`` is unchanged.
+        OSError: the file could not be copied. An existing file at ``path`` is unchanged.
     """
     if not is_remote(path):
         with fetched(source) as local:
@@ -264,7 +263,7 @@ def copy(source: str | os.PathLike[str], path: str | os.PathLike[str], replaces:
 
 
 def remove(path: str | os.PathLike[str]) -> None:
-    """Delete a file; do nothing if there is none.
+    """Delete a file, if the file exists.
 
     Raises:
         OSError: the file could not be deleted.
@@ -276,19 +275,19 @@ def remove(path: str | os.PathLike[str]) -> None:
 
 
 def remove_folder(folder: str | os.PathLike[str]) -> None:
-    """Delete an empty folder, if the store has folders; do nothing if the folder does not exist.
+    """Delete an empty folder, if the folder exists and the store has folders.
 
     Raises:
         OSError: the folder could not be deleted.
     """
-    if _protocol(os.fspath(folder)) in _WHOLE_UPLOADS:  # folders in these stores are only prefixes of names
+    if _protocol(os.fspath(folder)) in _WHOLE_UPLOADS:  # in these stores, a folder is only a prefix of names
         return
     with _asked(folder, "could not be removed") as (system, path), contextlib.suppress(FileNotFoundError):
         system.rmdir(path)
 
 
 def _put_new(system: Any, local: str, path: str, address: str | os.PathLike[str]) -> None:
-    """Upload a file on the condition, if the store supports it, that no object has this name when the upload ends."""
+    """Upload a file. If the store supports conditions, the store refuses the upload if an object has this name."""
     put = getattr(system, "_put_file", system.put_file)
     if "mode" not in inspect.signature(put).parameters:
         system.put_file(local, path)
@@ -299,7 +298,7 @@ def _put_new(system: Any, local: str, path: str, address: str | os.PathLike[str]
         system.invalidate_cache()
         if system.exists(path):
             raise FileExistsError(errno.EEXIST, "there is a file of this name", os.fspath(address)) from None
-        # without the mode "create", which the store may not support; any other error is raised here again
+        # try without the mode "create", which the store may not support
         system.put_file(local, path)
 
 
@@ -311,19 +310,18 @@ def _put_and_rename(system: Any, local: str, path: str) -> None:
             system.makedirs(folder, exist_ok=True)
         system.put_file(local, temporary)
         if type(system).mv is fsspec_spec.AbstractFileSystem.mv:
-            # not mv(): fsspec's generic one treats brackets in names as patterns
+            # not mv(): fsspec's generic mv() reads brackets in names as patterns
             system.cp_file(temporary, path)
         else:
             system.mv(temporary, path)
     finally:
-        # an error here means that the object was renamed, or that another error is being raised
+        # after success, this object does not exist; after a failure, the first error counts
         with contextlib.suppress(Exception):
             system.rm_file(temporary)
 
 
 def _opened(address: str | os.PathLike[str]) -> tuple[Any, str]:
-    """Return the file system of an address, and the path in this file system. The file system's cached listings are
-    dropped.
+    """Return the file system of an address, and the path in this file system. Drop the file system's cached listings.
 
     Raises:
         ConfigurationError: as in :func:`check`.
@@ -340,7 +338,7 @@ def _opened(address: str | os.PathLike[str]) -> tuple[Any, str]:
 
 @contextlib.contextmanager
 def _asked(address: str | os.PathLike[str], what: str) -> Iterator[tuple[Any, str]]:
-    """Context that yields the result of :func:`_opened`. Errors in it become OSErrors: see :func:`_explained`."""
+    """Return a context that yields the result of :func:`_opened` and changes errors as :func:`_explained` does."""
     opened = _opened(address)
     with _explained(address, what):
         yield opened
@@ -348,7 +346,9 @@ def _asked(address: str | os.PathLike[str], what: str) -> Iterator[tuple[Any, st
 
 @contextlib.contextmanager
 def _explained(address: str | os.PathLike[str], what: str) -> Iterator[None]:
-    """Context in which errors become OSErrors with the address and the cause. A ConfigurationError is not changed."""
+    """Return a context that turns errors into OSErrors with the address and the cause. A ConfigurationError is
+    unchanged.
+    """
     try:
         yield
     except (FileNotFoundError, FileExistsError, IsADirectoryError, ConfigurationError):

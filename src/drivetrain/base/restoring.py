@@ -22,10 +22,10 @@ _LARGEST = 2**63
 
 
 class WrongForm(CheckpointError):
-    """An entry of a part's state is missing or has a wrong type; :func:`restoring` completes the message.
+    """An entry in a state, such as an optimizer's, is missing or wrong; :func:`restoring` completes the message.
 
     Args:
-        place: the path in the part's state, such as "['state'][0]"; "" for the state itself.
+        place: the path of the entry, such as "['state'][0]"; "" is the state itself.
         what: a description of the error.
     """
 
@@ -35,17 +35,16 @@ class WrongForm(CheckpointError):
 
 
 class WrongBuild(WrongForm):
-    """An entry was saved from a part that was built in another way than the part that is restored."""
+    """The saved part, such as an optimizer, was built differently from the part that is restored."""
 
 
 @contextlib.contextmanager
 def restoring(part: str) -> Iterator[None]:
-    """Context in which ``part``, such as "optimizer 0 (Adam)", is restored. Exceptions become CheckpointErrors that
+    """Return a context for restoring ``part``, such as "optimizer 0 (Adam)". Exceptions become CheckpointErrors that
     name the part.
 
     Raises:
-        CheckpointError: the block has raised an exception, which becomes the cause. drivetrain's own errors are not
-            changed.
+        CheckpointError: an exception was raised in the context. drivetrain's own errors are unchanged.
     """
     try:
         yield
@@ -70,7 +69,7 @@ def restoring(part: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def naming(path: Any) -> Iterator[None]:
-    """Context in which the message of a CheckpointError gets the name of the file that was read."""
+    """Return a context that adds the name of the file to the message of a CheckpointError."""
     try:
         yield
     except CheckpointError as error:
@@ -80,7 +79,7 @@ def naming(path: Any) -> Iterator[None]:
 
 
 def problem_of(call: Callable[..., Any], *args: Any) -> str | None:
-    """Return the message of the CheckpointError that ``call(*args)`` raises; ``None`` if it raises none."""
+    """Call ``call(*args)``, and return the message of a CheckpointError; ``None`` without an error."""
     try:
         call(*args)
     except CheckpointError as error:
@@ -89,7 +88,7 @@ def problem_of(call: Callable[..., Any], *args: Any) -> str | None:
 
 
 def shown_error(error: BaseException) -> str:
-    """Return the text of ``error`` in one line, shortened if the text is long."""
+    """Return the text of ``error`` in one line. Shorten a long text."""
     text = " ".join(str(error).split()).removesuffix(".")
     return text if len(text) <= 300 else f"{text[:297]}..."
 
@@ -98,21 +97,21 @@ def shown_error(error: BaseException) -> str:
 
 
 Form = Any
-"""The type and structure that a saved value must have, declared in the file that saves it. A form is one of:
+"""The type and structure of a saved value. The file that saves the value declares the form. A form is one of:
 
-- a type: an instance of it;
-- ``{"name": form, "other?": form}``: a mapping with these entries, of which those with "?" may be missing, and any
-  other entries;
-- ``{str: form}``: a mapping with any number of such keys and values;
-- ``[form]``: a list or tuple of any length;
-- a function that gets the value and its place, and raises :class:`WrongForm` for a wrong value;
-- a tuple: ``None`` if the tuple contains ``None``; otherwise an instance of one of its types that also has its other
-  forms.
+- a type, for an instance of the type;
+- ``{"name": form, "other?": form}``: for a mapping with these entries. The entries with "?" may be missing, and there
+  may be more entries;
+- ``{str: form}``: for a mapping of strings to values of the form;
+- ``[form]``: for a list or tuple of values of the form;
+- a function that gets the value and the value's place, and raises :class:`WrongForm` for a wrong value;
+- a tuple, for an instance of one of the types in the tuple that also has all other forms in the tuple. If the tuple
+  contains ``None``, the value may be ``None``.
 """
 
 
 def expect(value: Any, form: Form, place: str = "") -> Any:
-    """Return ``value``, if it has this :data:`Form`.
+    """Check that ``value`` has the :data:`Form` ``form``, and return ``value``.
 
     Raises:
         WrongForm: ``value`` does not have this form.
@@ -150,7 +149,7 @@ def _expect_entries(value: Any, forms: dict[Any, Form], place: str) -> None:
 
 
 def entry(mapping: Any, key: str, form: Form, place: str = "") -> Any:
-    """Return the entry ``key`` of ``mapping``, if it has this form.
+    """Check that the entry ``key`` of ``mapping`` has the :data:`Form` ``form``, and return the entry.
 
     Raises:
         WrongForm: the entry is missing or has another form, or ``mapping`` is not a mapping.
@@ -160,10 +159,10 @@ def entry(mapping: Any, key: str, form: Form, place: str = "") -> Any:
 
 
 def count(value: Any, place: str = "") -> int:
-    """Return ``value``, if it is a non-negative integer.
+    """Check that ``value`` is a non-negative integer, and return ``value``.
 
     Raises:
-        WrongForm: ``value`` is not such an integer.
+        WrongForm: ``value`` is not a non-negative integer.
     """
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < _LARGEST:
         raise WrongForm(place, f"is {shown(value)}, and a count is expected")
@@ -171,7 +170,7 @@ def count(value: Any, place: str = "") -> int:
 
 
 def number(value: Any, place: str = "") -> Any:
-    """Return ``value``, if it is a real number or a tensor with one element.
+    """Check that ``value`` is a real number or a tensor with one element, and return ``value``.
 
     Raises:
         WrongForm: ``value`` is neither.
@@ -185,10 +184,10 @@ def number(value: Any, place: str = "") -> Any:
 
 
 def of_length(number_of_items: int, value: Any, place: str) -> Any:
-    """Return ``value``, if it is a list or tuple with ``number_of_items`` items.
+    """Check that ``value`` is a list or tuple with ``number_of_items`` items, and return ``value``.
 
     Raises:
-        WrongForm: ``value`` is not such a list or tuple.
+        WrongForm: ``value`` has another type or length.
     """
     if len(expect(value, (list, tuple), place)) != number_of_items:
         raise WrongForm(place, f"has {len(value)} items, and {number_of_items} are expected")
@@ -200,12 +199,11 @@ NUMBER: Form = (Tensor, bool, int, float, number)
 
 
 def check_form(saved: Any, own: Any, place: str = "") -> None:
-    """Compare a saved state with the part's present state ``own``: values at the same paths must have the same types.
-
-    Entries that only one of the states has are ignored. If a present value is ``None``, any single value is accepted.
+    """Check that the saved state has the same types as ``own``, the present state of the part. An entry that only one
+    of the states has is ignored. If a present value is ``None``, any scalar is accepted.
 
     Raises:
-        WrongForm: the types differ at some path.
+        WrongForm: the types of a saved value and a present value differ.
     """
     if own is None:
         if isinstance(expect(saved, (type(None), bool, int, float, str, Tensor), place), Tensor):
@@ -239,11 +237,11 @@ def check_form(saved: Any, own: Any, place: str = "") -> None:
 
 # ---- values that torch uses without a check --------------------------------------------------------------------------
 
-# Optimizers of torch whose first step creates a parameter's complete state, whatever the gradient is.
+# Optimizers of torch that create the complete state of a parameter in the first step, for any gradient.
 _TRIED = frozenset({
     "ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD",
 })  # fmt: skip
-# Options that some versions of torch lack. An optimizer itself adds such options to a state that lacks them.
+# Options that some versions of torch lack. If a state lacks these options, an optimizer adds them.
 _LATER_OPTIONS = frozenset({
     "amsgrad", "capturable", "decoupled_weight_decay", "differentiable", "foreach", "fused", "initial_lr", "maximize",
     "nesterov", "param_names", "swap",
@@ -251,11 +249,11 @@ _LATER_OPTIONS = frozenset({
 
 
 def check_optimizer_state(state: Any, optimizer: Optimizer) -> None:
-    """Check the values in an optimizer's state that torch reads only in the next step.
+    """Check the values in an optimizer's state that torch does not check before the next step.
 
     Raises:
         WrongForm: a value is missing, or has another type or shape.
-        WrongBuild: the optimizer has other groups of parameters.
+        WrongBuild: the optimizer has different groups of parameters.
     """
     groups, states = entry(state, "param_groups", (list, [{"params": list}])), entry(state, "state", Mapping)
     saved, own_sizes = ([len(group["params"]) for group in each] for each in (groups, optimizer.param_groups))
@@ -271,7 +269,7 @@ def check_optimizer_state(state: Any, optimizer: Optimizer) -> None:
                 continue
             if key in group:
                 check_form(group[key], value, f"{place}[{key!r}]")
-            # an option without a default, which a scheduler or a wrapper has added, may be missing
+            # an option that a scheduler or a wrapper has added may be missing
             elif key in optimizer.defaults and key not in _LATER_OPTIONS:
                 raise WrongForm(f"{place}[{key!r}]", "is missing")
         example = _example_state(type(optimizer), group, own, place) if is_tried else {}
@@ -289,10 +287,8 @@ def check_optimizer_state(state: Any, optimizer: Optimizer) -> None:
 def _example_state(
     kind: type[Optimizer], group: Mapping[str, Any], own: Mapping[str, Any], place: str
 ) -> Mapping[str, Tensor]:
-    """Return the state that one step with the options of ``group`` creates for a parameter with one dimension.
-
-    The optimizer's constructor checks the options, because with a wrong option the optimizer's step would divide by
-    zero, or fail.
+    """Return the state that a step of the optimizer creates for a small parameter, with the options of ``group``. The
+    optimizer's constructor checks the options: with a wrong option, a step would divide by zero or fail.
     """
     on_host = all(parameter.device.type == "cpu" for parameter in own["params"])
     for option in ("capturable", "differentiable"):
@@ -305,7 +301,7 @@ def _example_state(
     try:
         example = kind([parameter], **{key: group[key] for key in taken if key in group})
         with torch.no_grad():
-            # unwrap: the step without the hooks that programs register for all optimizers
+            # unwrap: call the step without global hooks of the program
             inspect.unwrap(kind.step)(example)
     except (TypeError, ValueError, RuntimeError) as error:
         raise WrongForm(place, f"has options that {kind.__name__} refuses: {shown_error(error)}") from error
@@ -336,14 +332,15 @@ def load_states(
     check: Callable[[Any, Any], None],
     load: Callable[[Any, Any], None] = lambda part, state: part.load_state_dict(state),
 ) -> None:
-    """Check each of ``states`` and load it into its part.
+    """Check each state and load the state into its part, an optimizer or a scheduler.
 
     Args:
         kind: "optimizer" or "scheduler", for messages.
         parts: the result of ``configure_optimizers``.
         states: the states in a checkpoint, in the same order.
-        check: called with state and part before loading; raises :class:`WrongForm` for an invalid state.
-        load: called with part and state after the check.
+        check: a function that gets a state and a part before the state is loaded, and raises :class:`WrongForm` for a
+            wrong state.
+        load: a function that gets a part and a state, and loads the state.
 
     Raises:
         CheckpointError: the numbers of states and parts differ, or a state does not fit its part.
@@ -360,12 +357,12 @@ def load_states(
 
 
 _BY_GROUP = frozenset({"base_lrs", LAST_RATES, "lr_lambdas", "max_lrs", "min_lrs"})
-_OF_OLDER_TORCH = frozenset({"verbose"})  # entries of schedulers' states in older versions of torch
+_OF_OLDER_TORCH = frozenset({"verbose"})  # entries of a scheduler's state in older versions of torch
 
 
 def scheduler_state(scheduler: Any) -> Any:
     """Return a scheduler's state without ``anneal_func``. In torch 2.9, the state of SWALR contains this function,
-    which is not plain data and which the constructor sets.
+    which is not plain data. The constructor sets the function again.
     """
     state = scheduler.state_dict()
     if isinstance(state, Mapping) and callable(state.get("anneal_func")):
@@ -374,7 +371,7 @@ def scheduler_state(scheduler: Any) -> Any:
 
 
 def load_schedulers(schedulers: Sequence[Any], states: Any) -> None:
-    """Load each scheduler's state, and log which arguments of its constructor the state replaces.
+    """Load each scheduler's state. Log the arguments of the scheduler's constructor that the state replaces.
 
     Raises:
         CheckpointError: a state is missing or does not fit.
@@ -394,10 +391,10 @@ def load_schedulers(schedulers: Sequence[Any], states: Any) -> None:
 
 
 def check_scheduler_state(state: Any, scheduler: Any, place: str = "") -> None:
-    """Check the entries of a scheduler's state, because torch's schedulers set each as an attribute.
+    """Check the entries of a scheduler's state: torch's schedulers set each entry as an attribute.
 
     Raises:
-        WrongForm: an entry is missing or has another type, or would replace a method or the optimizer.
+        WrongForm: an entry is missing, has another type, or would replace a method or the optimizer.
     """
     own_class = not type(scheduler).__module__.startswith("torch.optim")
     expect(state, (Mapping, None) if own_class else Mapping, place)
@@ -442,9 +439,7 @@ def check_rng_state(state: Any, place: str = "") -> None:
 
 
 def check_generators(states: Any, place: str) -> None:
-    """Check each of ``states`` by loading the state into an unused generator of torch, on the host or on the
-    accelerator.
-    """
+    """Check each state by loading the state into an unused generator of torch, on the host or on the accelerator."""
     for index, state in enumerate(expect(states, (list, tuple), place)):
         expect(state, Tensor, f"{place}[{index}]")
         try:

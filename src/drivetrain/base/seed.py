@@ -1,4 +1,4 @@
-"""Seed, save, restore and isolate the state of the random generators."""
+"""Seed the random generators, and save and restore their states."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from drivetrain.base.rank_zero import rank_from_environ, rank_zero_info
 from drivetrain.base.restoring import check_rng_state, entry
 from drivetrain.errors import CheckpointError, ConfigurationError
 
-_MAX_SEED = 2**32 - 1  # the limit of numpy's generator, which is the smallest of the three
+_MAX_SEED = 2**32 - 1  # numpy's limit, which is smaller than the limits of python and torch
 
 
 def seed_everything(seed: int | None = None, workers: bool = False, verbose: bool = False) -> int:
-    """Seed python, numpy (if it is loaded) and torch, on every device; return the seed.
+    """Seed the generators of python, numpy (if loaded) and torch, on every device. Return the seed.
 
     Args:
-        seed: 0 to 2**32 - 1. ``None``: the environment variable ``PL_GLOBAL_SEED``, or 0 if it is unset.
-        workers: also seed each DataLoader worker from (seed, rank, worker id). Without this, a DataLoader's workers get
-            different seeds, but the same seeds on every rank.
+        seed: 0 to 2**32 - 1. ``None``: the environment variable ``PL_GLOBAL_SEED``, or 0 without this variable.
+        workers: also seed each DataLoader worker from the seed, the rank and the worker's id. Otherwise, workers with
+            one id have equal seeds on all ranks.
         verbose: log the seed on rank 0.
 
     Raises:
-        ConfigurationError: the seed is not an integer in that range.
+        ConfigurationError: the seed is not an integer from 0 to 2**32 - 1.
 
-    The variable ``PL_GLOBAL_SEED`` is set to the seed, so that processes which this process starts use the same seed.
+    The function sets the variable ``PL_GLOBAL_SEED`` to the seed, for processes that this process starts.
     """
     if seed is None:
         seed = seed_from_environ() or 0
@@ -69,20 +69,16 @@ def seed_from_environ() -> int | None:
 
 
 def worker_seed_init(worker_id: int, rank: int | None = None) -> None:
-    """Seed python and numpy from the loader's base seed, the rank and the worker id; a ``worker_init_fn`` for
-    DataLoaders.
-
-    ``rank`` is the index of the part of the data that this process reads; ``None``: its rank in the job.
-
-    On rank 0, torch keeps the seed that the DataLoader gives each worker, which depends on the base seed and the worker
-    id. The loaders of other ranks draw the same base seed. On these ranks torch is seeded, too, because otherwise all
-    ranks would augment their samples identically.
+    """Seed the generators in a worker of a DataLoader; pass this function as ``worker_init_fn``. The seed depends on
+    the loader's base seed, the rank and the worker's id. ``rank`` is the index of this process's part of the data;
+    ``None``: the rank in the job. All ranks draw the same base seed. On rank 0, torch's generator keeps the seed from
+    the DataLoader. On other ranks, torch is seeded, too, because otherwise all ranks would augment samples identically.
     """
     base = torch.initial_seed() - worker_id
     rank = rank_from_environ() if rank is None else rank
     words = [base & 0xFFFFFFFF, (base >> 32) & 0xFFFFFFFF, worker_id, rank]
     mixed = 0
-    # one round of splitmix64 for each word, so that similar pairs of rank and worker get unrelated seeds
+    # one round of splitmix64 for each word: neighbouring ranks and workers get unrelated seeds
     for word in words:
         mixed = (mixed + word + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
         mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
@@ -96,18 +92,16 @@ def worker_seed_init(worker_id: int, rank: int | None = None) -> None:
 
 
 def rng_state() -> dict[str, Any]:
-    """Return the state of python's, numpy's (if loaded), torch's and the device's generators, as plain data."""
+    """Return the states of the generators of python, numpy (if loaded), torch and the device, as plain data."""
     numpy = sys.modules.get("numpy")
     numpy_state = None if numpy is None else numpy.random.get_state()
     return _rng_state(random.getstate, torch.default_generator, numpy_state)()
 
 
 def kept_rng_state() -> Callable[[], dict[str, Any]]:
-    """Return a function that returns what :func:`rng_state` returns at the time of this call.
-
-    This call is fast enough for every step, because it only copies the generators' memory. The returned function
-    converts the copy to plain data: for the 625 numbers of python's state alone, this takes a tenth of a small training
-    step.
+    """Copy the memory of the generators, and return a function that converts the copy to the result of
+    :func:`rng_state`. Copying is fast enough for every step. Converting is slow: the 625 numbers of python's state
+    alone take a tenth of a small training step.
     """
     numpy = sys.modules.get("numpy")
     numpy_state = None if numpy is None else _numpy_state(numpy)
@@ -120,7 +114,7 @@ def _rng_state(
     state: dict[str, Any] = {}
     if torch.accelerator.is_available():
         device = torch.get_device_module(torch.accelerator.current_accelerator())
-        # reading an unused device's state would make this process use the device
+        # reading the state would initialize an unused device
         if getattr(device, "is_initialized", lambda: True)():
             state["device"] = device.get_rng_state()
     if "torch_xla" in sys.modules and (xla := xla_generator()) is not None:
@@ -138,17 +132,16 @@ def _rng_state(
 
 # ---- generators that are read in every step --------------------------------------------------------------------------
 
-# bytes of a Mersenne Twister's words; 4 bytes with the position in the words follow them, or come first
+# the size of a Mersenne Twister's words in bytes; 4 bytes with the position come before or after the words
 _WORDS = 624 * 4
 _MARK = 32
 
 
 class _Twister:
-    """The memory of a Mersenne Twister generator, which is copied only if it has changed since the last copy.
+    """The memory of a Mersenne Twister generator; :meth:`copy` copies only changed memory.
 
     The memory has 624 words, and the position of the next word to draw. Each draw changes the position, and 624 draws
-    change all words. So the position and the seven words beside it show whether numbers were drawn. In every step only
-    these eight numbers are read.
+    change all words. So a step needs to read only the position and the seven words beside the position.
     """
 
     def __init__(self, address: int, position_first: bool) -> None:
@@ -165,7 +158,7 @@ class _Twister:
 
 
 def _python_state() -> Callable[[], Any]:
-    """Return a function that returns what ``random.getstate()`` would return now."""
+    """Copy python's state, and return a function that converts the copy to the result of ``random.getstate()``."""
     if (found := _python_twister()) is None:
         state = random.getstate()
         return lambda: state
@@ -181,7 +174,7 @@ def _python_state_in(memory: bytes, second: float | None) -> Any:
 
 @functools.cache
 def _python_twister() -> tuple[Any, _Twister] | None:
-    """Return python's generator and its memory; ``None`` if the memory is not laid out as in CPython."""
+    """Return python's generator and the generator's memory; ``None`` if the memory is not laid out as in CPython."""
     source: Any = getattr(random, "_inst", None)
     offset = object.__basicsize__
     if type(source) is not random.Random or random.Random.__basicsize__ < offset + _WORDS + 4:
@@ -191,19 +184,17 @@ def _python_twister() -> tuple[Any, _Twister] | None:
     return (source, twister) if state == source.getstate() else None
 
 
-# numpy's generator and its memory; a copy of that memory at the last call, and the state that numpy returned then
+# numpy's generator and the generator's memory; then the memory and numpy's state at the last call
 _numpy_twister: tuple[Any, _Twister] | None = None
 _numpy_kept: tuple[bytes, Any] | None = None
 
 
 def _numpy_state(numpy: Any) -> Any:
-    """Return what ``numpy.random.get_state()`` returns; if the program has drawn no number since the last call, return
-    the same object.
-
-    numpy copies the 624 words one by one, which takes longer than a small training step, but reading them at the
-    address that numpy publishes is fast. ``normal`` may keep a second number outside the words; while there is such a
-    number, this function asks numpy at each call. One change is not noticed: a program that restores such a second
-    number, and the same words, with ``numpy.random.set_state``.
+    """Return the result of ``numpy.random.get_state()``. If the program has drawn no number since the last call, return
+    the same object. numpy copies the 624 words one by one, which takes longer than a small training step. Reading the
+    words at the address that numpy publishes is fast. ``normal`` can keep a second number outside the words. While
+    numpy has a second number, this function asks numpy at each call. If a program sets only the second number with
+    ``numpy.random.set_state``, the change is missed.
     """
     global _numpy_kept, _numpy_twister
     source = numpy.random.mtrand._rand._bit_generator
@@ -235,7 +226,9 @@ def set_rng_state(state: dict[str, Any]) -> None:
 
 
 def xla_generator() -> Any:
-    """Return torch_xla's module with ``get_rng_state`` and ``set_rng_state``; ``None`` if no XLA device is used."""
+    """Return torch_xla's module with ``get_rng_state`` and ``set_rng_state``; ``None`` if the process uses no XLA
+    device.
+    """
     library = sys.modules.get("torch_xla")
     if library is None or not library._XLAC._xla_runtime_is_initialized():
         return None
@@ -247,7 +240,7 @@ class Generators:
     """The random generators as a part of a checkpoint: ``{"model": model, "rng": engine.rng}``.
 
     Args:
-        gather: returns a list of every process's argument, in each process.
+        gather: a function that returns, in each process, the list of all processes' arguments.
         rank: the rank of this process.
     """
 
@@ -256,12 +249,11 @@ class Generators:
         self._rank = rank
 
     def state_dict(self) -> dict[str, Any]:
-        """Return :func:`rng_state` of every process. All processes must call this."""
+        """Return :func:`rng_state` of every process. All processes must call this method."""
         return {"ranks": self._gather(rng_state())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Call :func:`set_rng_state` with the state that this process's rank has saved; the job must have as many
-        processes as at the save.
+        """Restore the state that this process's rank has saved. The number of processes must not have changed.
 
         Raises:
             CheckpointError: the number of processes differs.
@@ -278,7 +270,7 @@ class Generators:
 
 @contextmanager
 def isolate_rng() -> Iterator[None]:
-    """Context that, at its end, restores the state that every random generator had at its beginning."""
+    """Return a context that restores the state of every random generator at its end."""
     state = rng_state()
     try:
         yield

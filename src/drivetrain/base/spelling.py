@@ -1,4 +1,4 @@
-"""Detect misspelt names of logged values, and tell from a name whether higher values are better."""
+"""Find misspelt names of logged values, and guess from a name whether higher values are better."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _LOWER_IS_BETTER = {"loss", "error", "err"}
 
 
 def is_higher_better(name: Any) -> bool:
-    """Return whether ``name`` is the name of a metric whose higher values are usually better."""
+    """Return whether higher values of the metric ``name`` are usually better."""
     words = set(re.split(r"[^a-z0-9]+", name.lower())) if isinstance(name, str) else set()
     return bool(words & _HIGHER_IS_BETTER) and not words & _LOWER_IS_BETTER
 
 
 def warn_if_misspelt(who: str, name: str | None, logged: Iterable[str]) -> None:
-    """After the sanity check, warn if the ``name`` that ``who`` monitors was not logged but is similar to a logged
-    name.
+    """Warn, after a sanity check, if ``name`` was not logged but is similar to a logged name. ``who`` monitors
+    ``name``.
     """
     if name is not None and (meant := misspelt(name, logged)) is not None:
         rank_zero_warn(
@@ -32,11 +32,10 @@ def warn_if_misspelt(who: str, name: str | None, logged: Iterable[str]) -> None:
 
 
 def misspelt(name: str, known: Iterable[str]) -> str | None:
-    """Return the ``known`` name that differs from ``name`` in one or two letters; ``None`` if there is none, or
-    ``name`` is known.
+    """Return a known name that differs from ``name`` in one or two letters; ``None`` if ``name`` itself is known, or if
+    no name is similar.
 
-    This function is stricter than :func:`closest`: "train_loss" and "val_loss", or "top1" and "top5", are different
-    metrics.
+    Unlike in :func:`closest`, "train_loss" and "val_loss" are not similar, and "top1" and "top5" are not similar.
     """
     names = set(known)
     close = None if name in names else closest(name, names)

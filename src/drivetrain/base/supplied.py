@@ -1,7 +1,5 @@
-"""Functions that a lower layer declares and calls, and that a higher layer defines. If a program does not contain the
-higher layer, a default runs.
-
-The lower layer does not name the higher one, because the table in ``drivetrain/__init__.py`` connects the functions.
+"""Functions that a lower layer declares and calls, and that a higher layer defines. Without the higher layer, a default
+runs. A table in ``drivetrain/__init__.py`` connects the functions, so the lower layer does not name the higher layer.
 """
 
 from __future__ import annotations
@@ -18,17 +16,15 @@ _suppliers: dict[str, str] = {}
 
 
 def supply(functions: Mapping[str, str]) -> None:
-    """For each function that is decorated with :func:`supplied`, set the function that runs instead, both as
-    "module:name".
+    """Set the replacements of functions that are decorated with :func:`supplied`. ``functions`` maps the name of each
+    function to the name of the replacement, both as "module:name".
     """
     _suppliers.update(functions)
 
 
 def supplied(default: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a function that a higher layer may replace; ``default``, the decorated function, runs without that
-    layer.
-
-    The module of the replacing function is imported when the function is called.
+    """Decorate a function that a higher layer may replace. Without a replacement, ``default`` itself runs. A call
+    imports the module of the replacement.
     """
     key = f"{default.__module__}:{default.__name__}"
 
@@ -43,24 +39,24 @@ def supplied(default: Callable[P, R]) -> Callable[P, R]:
 
 @supplied
 def instead_of(owner: str, name: str) -> str | None:
-    """Return what to write instead of a name that other libraries have and ``owner`` lacks; ``None`` if nothing is
-    known about the name.
+    """Return advice about a name that other libraries have and ``owner`` lacks; ``None`` if the name is unknown.
 
     Args:
-        owner: what lacks the name: a package; "Trainer" for an argument of the Trainer; "trainer", "LightningModule" or
-            "Engine" for an attribute; "a call" for an argument of another class or of a method.
-        name: the name; for "a call", the class or method comes first, as in "ModelCheckpoint.filepath".
+        owner: the name of a package; "Trainer" for an argument of the Trainer; "trainer", "LightningModule" or "Engine"
+            for an attribute; "a call" for an argument of another class or of a method.
+        name: the name; for "a call", with the class or method, as in "ModelCheckpoint.filepath".
     """
     return None
 
 
 @supplied
 def in_our_layout(checkpoint: Any, resuming: bool = False) -> Any:
-    """Convert another library's checkpoint to drivetrain's layout; return any other value unchanged.
+    """Convert another library's checkpoint to drivetrain's layout. Return any other value unchanged.
 
     Args:
-        checkpoint: the data that was read, which is not changed.
-        resuming: whether training resumes from the checkpoint; if so, a warning names what the checkpoint lacks.
+        checkpoint: the data from the file. This function does not change the data.
+        resuming: whether training resumes from the checkpoint. If so, a warning names the entries that the checkpoint
+            lacks.
     """
     return checkpoint
 
@@ -71,6 +67,6 @@ def warn_of_uncalled(cls: type, contract: str, caller: str) -> None:
 
     Args:
         cls: a user's class.
-        contract: the name of its contract.
+        contract: the name of the abstract base class.
         caller: "Trainer" or "Engine".
     """

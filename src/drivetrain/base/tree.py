@@ -1,7 +1,7 @@
-"""Move and detach nested batches, and find their leaves and sizes.
+"""Move and detach nested batches, and find the leaves and sizes of batches.
 
-A batch is a tree: its leaves are tensors (or objects with ``.to(device)``), and its nodes are lists, tuples, named
-tuples, mappings and dataclasses. Every function keeps the types of the containers and returns other leaves unchanged.
+A batch is a tree. The leaves are tensors, or other objects with a method ``to``. The nodes are lists, tuples, named
+tuples, mappings and dataclasses. Every function keeps the types of the nodes and returns all other values unchanged.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ _NUMBERS = frozenset({int, float, bool, str, type(None)})
 _HOST = torch.device("cpu")
 
 BLOCKING: set[str] = set()
-"""Device types for which a copy to the device must be complete before the host continues, because torch does not keep
-the source of a non-blocking copy alive. An Engine adds the type of its device if ``supports_non_blocking`` of the
-accelerator is False.
+"""Device types for which a copy to the device must block the host, because torch does not keep the source of a
+non-blocking copy alive. An Engine adds the type of its device if the accelerator has ``supports_non_blocking=False``.
 """
 
 
@@ -29,15 +28,15 @@ accelerator is False.
 class Movable(Protocol):
     """A leaf with a ``to`` method: a tensor, a PackedSequence, a graph batch, a BatchEncoding.
 
-    ``to`` may move the object in place; it then returns the object itself, or ``None``.
+    If ``to`` moves the object in place, ``to`` returns the object itself, or ``None``.
     """
 
     def to(self, device: Any) -> Any: ...
 
 
 def map_leaves(fn: Callable[[Any], Any], tree: Any) -> Any:
-    """Return ``tree`` with ``fn`` applied to every leaf; containers are rebuilt with their own types."""
-    if isinstance(tree, Tensor) or hasattr(tree, "to"):  # hasattr: a PackedSequence is a tuple, but has a ``to`` method
+    """Return ``tree`` with ``fn`` applied to every leaf. The containers in the result have the same types."""
+    if isinstance(tree, Tensor) or hasattr(tree, "to"):  # a PackedSequence is a tuple, but has a method ``to``
         return fn(tree)
     if isinstance(tree, (list, tuple)):
         return like_list(tree, [map_leaves(fn, item) for item in tree])
@@ -60,8 +59,8 @@ def like_mapping(like: Any, values: dict[Any, Any]) -> Any:
     """Return a mapping of the type of ``like`` that contains ``values``."""
     if type(like) is dict:
         return values
-    rebuilt = copy.copy(like)  # copy() keeps a default factory, an order and other state of a mapping
-    for key, value in values.items():  # not update(), which transformers' ModelOutput does not support
+    rebuilt = copy.copy(like)  # copy() keeps a default factory and other state
+    for key, value in values.items():  # the ModelOutput of transformers has no update()
         rebuilt[key] = value
     return rebuilt
 
@@ -77,10 +76,9 @@ def like_dataclass(like: Any, values: Mapping[str, Any]) -> Any:
 def move(batch: Any, device: torch.device) -> Any:
     """Return ``batch`` with every leaf on ``device``.
 
-    Tensors are copied to a device without blocking the host: on a device with streams, the copy ends before the step's
-    later operations begin. A copy to the host, or to a device of a type in :data:`BLOCKING`, is complete when this
-    function returns, because otherwise the host could read or write too early. A leaf that is already on ``device`` is
-    returned unchanged. A flat list or tuple of tensors, the usual batch, is handled without recursion.
+    A copy to a device does not block the host: later operations on the device's stream wait for the copy. A copy to the
+    host, or to a device type in :data:`BLOCKING`, blocks the host, because otherwise the host could read or write too
+    early. A leaf that is already on ``device`` is returned unchanged.
     """
     kind = type(batch)
     if kind is list or kind is tuple:
@@ -88,7 +86,7 @@ def move(batch: Any, device: torch.device) -> Any:
             if not (isinstance(item, Tensor) and item.device == device):
                 break
         else:
-            return batch  # nothing was moved, so return the same object, as in a hand-written loop
+            return batch  # nothing has moved: return the same object, as in a loop without drivetrain
     target = torch.device(device)  # ``device`` may be a name
     non_blocking = target != _HOST and target.type not in BLOCKING
     return map_leaves(lambda leaf: _move_leaf(leaf, device, non_blocking), batch)
@@ -104,29 +102,28 @@ def _move_leaf(leaf: Any, device: torch.device, non_blocking: bool) -> Any:
 
 
 def was_there(batch: Any, moved: Any) -> bool:
-    """Return whether ``batch`` was already on the device before ``moved = move(batch, device)``.
-
-    If ``moved`` is ``batch`` itself, the batch may have moved itself in place. Lists, tuples and tensors never do this,
-    so the result is true only for them.
+    """Return whether ``batch`` was on the device before ``moved = move(batch, device)``. Other types than lists, tuples
+    and tensors can move in place, so the result for other types is always False.
     """
     kind = type(batch)
     return moved is batch and (kind is list or kind is tuple or isinstance(batch, Tensor))
 
 
 def dtensor() -> Any:
-    """Return torch's class ``DTensor``, for tensors spread over processes; ``()`` if the class was not imported."""
+    """Return torch's class ``DTensor``, for tensors with shards in several processes; ``()`` if the class was not
+    imported.
+    """
     return getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
 
 
 def is_dtensor(value: Any) -> bool:
-    """Whether ``value`` is a DTensor, of which each process has a part."""
+    """Return whether ``value`` is a DTensor, a tensor with shards in several processes."""
     return isinstance(value, dtensor())
 
 
 def first_dtensor(tree: Any) -> str | None:
-    """Return the path of a DTensor in lists, tuples and mappings, as in :func:`leaves`; ``None`` if there is none.
-
-    A checkpoint's random states contain thousands of numbers, so numbers are handled without a call for each.
+    """Return the path of a DTensor in lists, tuples and mappings, in the form of :func:`leaves`; ``None`` if there is
+    no DTensor. Random states contain thousands of numbers, so the function has no call for each number.
     """
     if not (sharded := dtensor()):
         return None
@@ -142,12 +139,12 @@ def first_dtensor(tree: Any) -> str | None:
 
 
 def move_to_host(tree: Any) -> Any:
-    """Return ``tree`` with every tensor in host memory, detached; the call waits for the device."""
+    """Return ``tree`` with every tensor detached and in host memory. The call waits for the device."""
     return map_leaves(lambda leaf: leaf.detach().cpu() if isinstance(leaf, Tensor) else leaf, tree)
 
 
 def cloned(tree: Any) -> Any:
-    """Return ``tree`` with every tensor cloned, so that writing into the tensors does not change the copy."""
+    """Return ``tree`` with every tensor cloned."""
     return map_leaves(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, tree)
 
 
@@ -157,9 +154,8 @@ def detach(tree: Any) -> Any:
 
 
 def batch_sizes(tree: Any, iterated: bool = False) -> Iterator[int]:
-    """Yield the first dimension of each tensor in ``tree``, in order; 1 for a tensor without dimensions.
-
-    With ``iterated``, the parts of every iterable object are its items, even if the object is a dataclass.
+    """Yield the first dimension of each tensor in ``tree``; 1 for a tensor without dimensions. With ``iterated``, the
+    function iterates over every iterable object, even over an iterable dataclass.
     """
     parts: Iterable[Any] = ()
     if isinstance(tree, Tensor):
@@ -177,8 +173,8 @@ def batch_sizes(tree: Any, iterated: bool = False) -> Iterator[int]:
 
 
 def leaves(tree: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the leaves of lists, tuples and mappings with their paths: ``("a/0", leaf)``; a bare leaf has path
-    ``""``.
+    """Yield the path and the value of each leaf of lists, tuples and mappings: ``("a/0", leaf)``. If ``tree`` itself is
+    a leaf, the path is ``""``.
     """
     if isinstance(tree, Mapping):
         items: Iterator[tuple[Any, Any]] = iter(tree.items())

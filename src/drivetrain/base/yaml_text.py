@@ -9,28 +9,28 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-# Matches text that readers of every YAML version read as a string without quotes.
+# Matches a text that is a string without quotes in every version of YAML.
 _PLAIN = re.compile(r"[A-Za-z_/](?:[\w./@%+=~-]|:(?=[^\s]))*(?: (?!#)(?:[\w./@%+=~-]|:(?=[^\s]))+)*")
 _WORDS = frozenset({"null", "true", "false", "yes", "no", "on", "off", "y", "n"})
-# Characters that must be escaped in YAML, and lone surrogates, which cannot be encoded.
+# Characters that YAML must escape, and lone surrogates, which UTF-8 cannot encode.
 _ESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
 
 _KEYS = (str, int, float, bool, type(None))
-# largest number of characters in a key without the mark "?"; YAML readers reject such keys of more than 1024 bytes
+# A longer key gets the mark "?", because YAML readers reject keys above 1024 bytes without the mark.
 _LONGEST_KEY = 120
 
 
 def dump(values: Mapping[Any, Any]) -> str:
-    """Return ``values`` as a YAML document that every YAML reader reads as plain data.
+    """Return ``values`` as a YAML document of plain data, which every YAML reader can read.
 
-    Mappings keep their order. Numbers, strings, booleans, ``None``, lists, tuples and mappings keep their type; any
-    other value is written as its ``str``.
+    Mappings keep their order. Numbers, strings, booleans, ``None``, lists, tuples and mappings keep their types. Any
+    other value is written as ``str(value)``.
     """
     return "\n".join(_mapping(values, (id(values),))) + "\n" if values else "{}\n"
 
 
 def is_plain(value: Any) -> bool:
-    """Return whether :func:`dump` keeps the type of ``value``, instead of writing its ``str``."""
+    """Return whether :func:`dump` keeps the type of ``value``."""
     if isinstance(value, Mapping):
         return all(isinstance(key, _KEYS) and is_plain(item) for key, item in value.items())
     if isinstance(value, (list, tuple)):
@@ -39,10 +39,10 @@ def is_plain(value: Any) -> bool:
 
 
 def scalar(value: Any) -> str:
-    """Return one number, string, boolean or ``None`` as YAML; any other value as its ``str``."""
+    """Return a number, string, boolean or ``None`` as YAML. Return any other value as ``str(value)``."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
-    # numpy's booleans, which are no numbers
+    # numpy's booleans are not numbers
     if type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_"):
         return json.dumps(bool(value))
     if isinstance(value, numbers.Integral):
@@ -51,7 +51,7 @@ def scalar(value: Any) -> str:
         number = float(value)
         if not math.isfinite(number):
             return ".nan" if math.isnan(number) else (".inf" if number > 0 else "-.inf")
-        text = repr(number)  # YAML readers read 1e-05 as a string, because a float needs a point
+        text = repr(number)  # in YAML, 1e-05 is a string, because a float needs a point
         return text if "." in text else text.replace("e", ".0e")
     return _text(str(value))
 
@@ -59,7 +59,7 @@ def scalar(value: Any) -> str:
 def _whole(number: int) -> str:
     try:
         return str(number)
-    except ValueError:  # Python refuses to write an integer with so many digits
+    except ValueError:  # Python refuses to convert an integer with too many digits
         return hex(number)
 
 
@@ -94,7 +94,7 @@ def _sequence(values: Collection[Any], inside: tuple[int, ...]) -> list[str]:
 
 
 def _collection(value: Any, inside: tuple[int, ...]) -> list[str] | None:
-    """Return the lines of a mapping or a list; ``None`` for anything else."""
+    """Return the lines of a mapping, list or tuple; ``None`` for any other value."""
     if not isinstance(value, (Mapping, list, tuple)):
         return None
     if not value:

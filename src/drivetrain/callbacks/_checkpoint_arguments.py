@@ -1,4 +1,4 @@
-"""Checks of ModelCheckpoint's arguments."""
+"""Check the arguments of ModelCheckpoint."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from drivetrain.errors import ConfigurationError, check_choice, check_count, wro
 
 
 def mode_or_default(owner: str, mode: str | None, monitor: Any) -> str:
-    """Return ``mode``; if it is ``None``, return "min", and warn if higher values of ``monitor`` are usually better."""
+    """Return ``mode``. If ``mode`` is ``None``, return "min", and warn if higher values of ``monitor`` are usually
+    better.
+    """
     if mode is not None:
         check_choice(owner, "mode", mode, ("min", "max"))
         return mode
@@ -28,8 +30,8 @@ def mode_or_default(owner: str, mode: str | None, monitor: Any) -> str:
 
 
 def acts_at_epoch_end(chosen: bool | None, trainer: Trainer) -> bool:
-    """Return whether a callback acts at the end of a training epoch instead of after validation: the value of the
-    callback's argument, ``chosen``, or the Trainer's default if ``chosen`` is ``None``.
+    """Return whether a callback acts at the end of a training epoch instead of after validation. ``chosen`` is the
+    user's choice; ``None`` leaves the choice to the Trainer.
     """
     return trainer.judges_at_epoch_end if chosen is None else chosen
 
@@ -94,10 +96,10 @@ def check_target(dirpath: Any, filename: Any, monitor: Any, save_top_k: int, sav
 
 
 def check_place(owner: str, dirpath: Any, filename: str | None) -> None:
-    """Check that a checkpoint can have this folder and these file names.
+    """Check the folder and the file name of a checkpoint.
 
     Raises:
-        ConfigurationError: the folder or a file name is impossible, or a package for the address is missing. The
+        ConfigurationError: the folder or the file name is impossible, or a package for the address is missing. The
             arguments are checked early, because a checkpoint that cannot be written ends training.
     """
     if dirpath is not None:

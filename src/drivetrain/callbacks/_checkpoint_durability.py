@@ -1,4 +1,4 @@
-"""The state and the files of a ModelCheckpoint: which files it owns, when they are durable, and what waits for that."""
+"""Write, rank and remove the files of a ModelCheckpoint, and wait until a store has written them."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _STATE: Form = {
     "current_score?": _SCORE, "newest_path?": str, "saved_at_step?": int, "awaited_at_step?": int,
     "last_at_batch?": int,
 }  # fmt: skip
-"""What :meth:`ModelCheckpoint.state_dict` returns."""
+"""The form of the result of :meth:`ModelCheckpoint.state_dict`."""
 
 
 def check_state(state: Any) -> None:
-    """Refuse a state that :meth:`ModelCheckpoint.state_dict` cannot have returned.
+    """Raise an error if ``state`` does not have the form that :meth:`ModelCheckpoint.state_dict` returns.
 
     Raises:
-        CheckpointError: an entry has another type; the message names it.
+        CheckpointError: an entry has a wrong type; the message names the entry.
     """
     for path in expect(state, _STATE)["best_k_models"]:
         if "\0" in path:
@@ -50,10 +50,10 @@ def check_state(state: Any) -> None:
 
 
 def save_new(trainer: Trainer, path: str, weights_only: bool = False) -> bool:
-    """Save to ``path``, unless another process has meanwhile put a file there. Every rank must call this function.
+    """Save to ``path``, unless a file of another process already exists there. Every rank must call this function.
 
     Returns:
-        Whether the file was saved; the same on every rank.
+        Whether the file was saved. All ranks get the same answer.
     """
     with trainer.strategy.checkpoint_io.new_files() as refused:
         trainer.save_checkpoint(path, weights_only)
@@ -61,7 +61,7 @@ def save_new(trainer: Trainer, path: str, weights_only: bool = False) -> bool:
 
 
 def is_below(path: str, folder: str | None, resolve: Callable[[str], str] = files.resolved) -> bool:
-    """Return whether the file ``path`` is in ``folder`` or below, after resolving links and ".."."""
+    """Return whether the file ``path`` is in ``folder`` or below, with links and ".." resolved."""
     if folder is None:
         return False
     own, its_folder = resolve(folder), resolve(os.path.dirname(path) or ".")
@@ -70,14 +70,14 @@ def is_below(path: str, folder: str | None, resolve: Callable[[str], str] = file
 
 @dataclass
 class UnderWay:
-    """A save of a ModelCheckpoint whose files the store still writes in the background.
+    """The files of a ModelCheckpoint that the store is still writing in the background.
 
     Attributes:
-        files: the path of each file, and the message to log when it is durable; "" for a copy of another file, which is
-            not announced.
-        ranking: the ranking's attributes and their new values, which are set when the files are durable.
+        files: the path of each file, and the message to log when the file is durable; "" logs nothing.
+        ranking: the new values of the callback's attributes, by name; the callback sets them when the files are
+            durable.
         replaced: the files to remove when the files are durable.
-        last_before: ``last_model_path`` before this save.
+        last_before: the value of ``last_model_path`` before this save.
     """
 
     files: dict[str, str] = field(default_factory=dict)
@@ -87,17 +87,17 @@ class UnderWay:
 
 
 class StoredCheckpoint(NamedCheckpoint):
-    """A callback that ranks new checkpoints, and removes old ones, only when the new ones are durable.
+    """A callback that keeps old checkpoints until the new checkpoints are durable.
 
-    A store may return from a save before the file is written (:meth:`CheckpointIO.is_durable`). The next save and the
-    end of the run wait until the file is written. Before that, the callback's attributes keep their values, and no file
-    is removed.
+    A store may return from a save before the file is written (:meth:`CheckpointIO.is_durable`). The callback waits for
+    the file at the next save and at the end of the run. Until then, the callback's attributes keep their values, and no
+    file is removed.
 
     Attributes:
-        best_model_path, best_model_score, best_k_models, kth_best_model_path, kth_value: the ranking of the checkpoints
-            that are kept.
+        best_model_path, best_model_score, best_k_models, kth_best_model_path, kth_value: the paths and scores of the
+            kept checkpoints.
         last_model_path: the path of ``last.ckpt``, a file or a link that each save replaces.
-        verbose: log each save.
+        verbose: whether to log each save.
     """
 
     monitor: str | None
@@ -106,8 +106,8 @@ class StoredCheckpoint(NamedCheckpoint):
     mode: str
     verbose: bool
     save_weights_only: bool
-    _replaces: bool  # whether the current save may replace a file
-    _refused: bool  # whether another run has meanwhile put a file at the path of the current save
+    _replaces: bool
+    _refused: bool  # whether another run's file was at the path of the current save
     _save_ranked: Callable[[Trainer, Tensor, dict[str, Any]], list[str]]
 
     def __init__(self) -> None:
@@ -121,7 +121,7 @@ class StoredCheckpoint(NamedCheckpoint):
         self._newest_path = ""
         self._under_way: UnderWay | None = None
         self._saved_at_step = self._written_at_step = -1
-        self._dropped: list[str] = []  # files that the current save has replaced
+        self._dropped: list[str] = []  # files to remove after the current save
 
     # these names are kept because libraries read and set them
     _save_on_train_epoch_end: Any = reads("save_on_train_epoch_end", writable=True)
@@ -135,9 +135,7 @@ class StoredCheckpoint(NamedCheckpoint):
         self._saved_at_step = value
 
     def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:
-        """Return whether a checkpoint with the score ``current`` would be among the best; all ranks get the same
-        answer.
-        """
+        """Return whether a checkpoint with the score ``current`` would be kept. All ranks get the same answer."""
         if current is None or self.save_top_k == 0:
             return False
         if self.save_top_k == -1 or len(self.best_k_models) < self.save_top_k or self.kth_value is None:
@@ -145,8 +143,8 @@ class StoredCheckpoint(NamedCheckpoint):
         return trainer.strategy.reduce_boolean_decision(self._better(current, self.kth_value))
 
     def _ranking(self, scores: dict[str, Tensor]) -> list[str]:
-        """Return the paths of ``scores``, the best first. Without ``monitor``, a newer checkpoint is better; with equal
-        scores, an older one is better.
+        """Return the paths of ``scores``, the best first. Without ``monitor``, the newest checkpoint is the best. If
+        scores are equal, the older checkpoint comes first.
         """
         if self.monitor is None:
             return list(reversed(scores))
@@ -156,7 +154,7 @@ class StoredCheckpoint(NamedCheckpoint):
         return bool(score < than) if self.mode == "min" else bool(score > than)
 
     def _worst(self) -> list[str]:
-        """Return the files that are removed when one more checkpoint is saved, the best of them first."""
+        """Return the files to remove when a new checkpoint is kept, the best file first."""
         return [] if self.save_top_k == -1 else self._ranking(self.best_k_models)[self.save_top_k - 1 :]
 
     def _is_among_best(self, score: Tensor) -> bool:
@@ -169,11 +167,11 @@ class StoredCheckpoint(NamedCheckpoint):
     # ---- private names that libraries override -------------------------------------------------------------------
 
     def _should_skip_saving_checkpoint(self, trainer: Trainer) -> bool:
-        """Whether to skip a save, because no fit is running or this step was already saved."""
+        """Return True if no fit is running, or if this step was already saved."""
         return not self._may_save(trainer) or self._saved_at_step == trainer.progress.global_step
 
     def _should_save_on_train_epoch_end(self, trainer: Trainer) -> bool:
-        """Whether to save when a training epoch ends, instead of after validation."""
+        """Return whether to save when a training epoch ends instead of after validation."""
         return acts_at_epoch_end(self.save_on_train_epoch_end, trainer)
 
     def _update_best_and_save(self, current: Tensor, trainer: Trainer, monitor_candidates: dict[str, Any]) -> None:
@@ -181,7 +179,7 @@ class StoredCheckpoint(NamedCheckpoint):
         self._dropped = self._save_ranked(trainer, current, monitor_candidates)
 
     def _save_none_monitor_checkpoint(self, trainer: Trainer, monitor_candidates: dict[str, Any]) -> None:
-        """Save a checkpoint if there is no ``monitor``; its score is the number of optimizer steps."""
+        """Save a checkpoint without ``monitor``: the score is the number of optimizer steps."""
         self._dropped = self._save_ranked(trainer, torch.tensor(float(trainer.global_step)), monitor_candidates)
 
     def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
@@ -196,9 +194,7 @@ class StoredCheckpoint(NamedCheckpoint):
         trainer.strategy.remove_checkpoint(filepath)
 
     def _alone(self, trainer: Trainer) -> AbstractContextManager[None]:
-        """Return a context for a save. Other runs that save to the same folder in the background wait until the context
-        ends.
-        """
+        """Return a context. While it is open, other runs wait before they save to this folder."""
         background = background_of(trainer.strategy.checkpoint_io)
         if background is None or self.dirpath is None or files.is_remote(self.dirpath) or not trainer.is_global_zero:
             return nullcontext()
@@ -210,14 +206,13 @@ class StoredCheckpoint(NamedCheckpoint):
         return {name: getattr(self, name) for name in _RANKING}
 
     def _settle(self, trainer: Trainer) -> None:
-        """Wait until the files of the last save are durable; then rank them, and remove the files that they replace.
+        """Wait until the files of the last save are durable. Then set the attributes, and remove the replaced files.
 
-        There is no wait if the store writes synchronously. All ranks call this method after the same steps. The ranks
-        need not communicate in this method: if rank 0 could not write, the error on rank 0 ends the whole job.
+        All ranks call this method after the same steps. The ranks do not communicate: if rank 0 could not write, its
+        error ends the whole job.
 
         Raises:
-            CheckpointError: a file could not be written; the ranking and the files are then those before the failed
-                save.
+            CheckpointError: a file could not be written. The attributes keep their values, and no file is removed.
         """
         if (saved := self._under_way) is None:
             return
@@ -227,7 +222,7 @@ class StoredCheckpoint(NamedCheckpoint):
                 try:
                     wait_for(store, path)
                 except CheckpointError as error:
-                    failure = failure or error  # a copy fails if its source fails, so only the first error is raised
+                    failure = failure or error  # if a file fails, its copies fail too: raise only the first error
         self._under_way = None
         if failure is not None:
             self._written_at_step = -1
@@ -242,8 +237,8 @@ class StoredCheckpoint(NamedCheckpoint):
                 self._announce(trainer, path, message)
 
     def _track(self, trainer: Trainer, path: str, message: str = "") -> bool:
-        """Return whether the saved file is already durable; all ranks get the same answer. If the file is not durable
-        yet, :meth:`_settle` waits for it.
+        """Return whether the file is durable already; if not, :meth:`_settle` will wait for it. All ranks get the same
+        answer.
         """
         durable: bool = trainer.strategy.broadcast(trainer.strategy.checkpoint_io.is_durable(path))
         if not durable:
@@ -259,16 +254,14 @@ class StoredCheckpoint(NamedCheckpoint):
             rank_zero_info(message)
 
     def _remove(self, trainer: Trainer, path: str) -> None:
-        """Remove a file of this callback, after its replacement is durable."""
+        """Remove a checkpoint of this callback. While files are being written, leave the removal to :meth:`_settle`."""
         if self._under_way is not None:
             self._under_way.replaced.append(path)
         elif not self._resumed_from(trainer, path) and self._is_own(path, trainer.strategy.checkpoint_io):
             self._remove_checkpoint(trainer, path)
 
     def _is_own(self, path: str, store: CheckpointIO | None = None) -> bool:
-        """Whether this callback may have written ``path``: whether it is, after resolving links, a checkpoint in the
-        callback's folder.
-        """
+        """Return whether ``path``, with links resolved, is a checkpoint in this callback's folder."""
         resolve = files.resolved if store is None else store.resolve
         return path.endswith(self.FILE_EXTENSION) and is_below(path, self.dirpath, resolve)
 

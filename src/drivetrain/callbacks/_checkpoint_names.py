@@ -40,12 +40,12 @@ class NamedCheckpoint(Checkpoint):
     auto_insert_metric_name: bool
     enable_version_counter: bool
     follows_logger = False
-    """Whether :attr:`dirpath` was not given, so that it lies in the folder of the logger's run."""
+    """Whether the user gave no :attr:`dirpath`, so that checkpoints go into the folder of the logger's run."""
 
     _warned_of_names = False
 
     def decide_dirpath(self, trainer: Trainer) -> None:
-        """If :attr:`dirpath` is empty, set it to a folder of the logger's run; all ranks get the folder of rank 0."""
+        """If :attr:`dirpath` is ``None``, set it to the default folder. All ranks use rank 0's folder."""
         self.dirpath = trainer.strategy.broadcast(self.dirpath or self._default_dirpath(trainer))
 
     def _default_dirpath(self, trainer: Trainer) -> str:
@@ -55,7 +55,7 @@ class NamedCheckpoint(Checkpoint):
         if logger.log_dir is not None:
             return os.path.join(logger.log_dir, "checkpoints")
         root = logger.save_dir or trainer.default_root_dir
-        # the logger decides only when the fit starts which version its run has
+        # the logger chooses the run's version only when the fit starts
         if logger.version is None and logger.is_undecided:
             return os.path.join(root, str(logger.name), "checkpoints")
         version = logger.version if isinstance(logger.version, str) else f"version_{logger.version}"
@@ -68,14 +68,14 @@ class NamedCheckpoint(Checkpoint):
         own = [] if logger.is_undecided else [self._default_dirpath(trainer)]
         runs = logger.root_dir or os.path.join(logger.save_dir or trainer.default_root_dir, str(logger.name))
         inside = os.path.join(logger.sub_dir or "", "checkpoints")
-        try:  # a run whose version is undecided gets a folder of its own later, so its path is not known here
+        try:  # the folder of a run without a version does not exist yet
             return [*own, *(os.path.join(runs, each, inside) for each in files.names(runs))]
         except OSError:
             return own
 
     def _folder_is_chosen(self, trainer: Trainer) -> bool:
-        """Return whether the folder is known before the run starts, because the user or an earlier run of this callback
-        has set it.
+        """Return whether the folder is known before the run starts: the user or an earlier run of this callback has set
+        it.
         """
         if self.dirpath is not None:
             return True
@@ -91,7 +91,7 @@ class NamedCheckpoint(Checkpoint):
         filename: str | None,
         others: Sequence[str] = (),
     ) -> str:
-        """Return a path at which no file exists, or the path of a file that may be replaced."""
+        """Return a path that is free, or that is in ``replaceable``."""
 
         def is_taken(path: str) -> bool:
             return path in others or (path not in replaceable and self.file_exists(path, trainer))
@@ -99,13 +99,11 @@ class NamedCheckpoint(Checkpoint):
         return self._free_name(metrics, filename, is_taken)
 
     def _exception_path(self, trainer: Trainer) -> str:
-        """Return a path for the checkpoint of a fit that ends with an exception. No file exists there, and the path is
-        the same on each rank.
-        """
+        """Return a free path for the checkpoint of a fit that ends with an exception. All ranks get the same path."""
         place = {"epoch": trainer.current_epoch, "step": trainer.global_step}
         metrics, filename = {**trainer.callback_metrics, **place}, self.filename
         if trainer.world_size > 1 and any(name not in place for name, _ in GROUP.findall(filename or "")):
-            # metrics may differ between ranks, which must not communicate after an exception
+            # metrics may differ between ranks, and ranks must not communicate after an exception
             filename = "{epoch}-{step}"
         store = trainer.strategy.checkpoint_io
         return self._free_name(
@@ -125,11 +123,9 @@ class NamedCheckpoint(Checkpoint):
         return path
 
     def _name(self, metrics: dict[str, Any], filename: str | None, ver: int | None = None) -> str:
-        """Call ``format_checkpoint_name``. If an override has the signature of an earlier version, only the arguments
-        in its signature are passed.
+        """Call ``format_checkpoint_name``. An override gets only the arguments that its signature has.
 
-        Earlier signatures had the epoch and the step as arguments, or had no ``filename``, so that an override could
-        format only the constructor's ``filename``.
+        In earlier versions, the arguments included the epoch and the step, or lacked ``filename``.
         """
         method: Any = self.format_checkpoint_name
         parameters = signature_of(method).parameters
@@ -147,13 +143,12 @@ class NamedCheckpoint(Checkpoint):
 
         Args:
             trainer: the Trainer that saves.
-            metrics: values by name; "epoch" and "step" among them.
+            metrics: values by name, including "epoch" and "step".
             templates: the file names.
-            validated: whether the run has validated, so that validation metrics exist.
+            validated: whether a validation has ended, so that its metrics exist.
 
         Raises:
-            ConfigurationError: a metric was not logged, although an epoch and a validation have ended, in which it
-                could have been logged.
+            ConfigurationError: a metric was not logged, although an epoch and a validation have ended.
         """
         wanted = [(name, template) for template in templates for name, _ in GROUP.findall(template or "")]
         name, template = next(((name, template) for name, template in wanted if name not in metrics), ("", ""))
@@ -173,9 +168,7 @@ class NamedCheckpoint(Checkpoint):
             warn_if_misspelt(f"ModelCheckpoint(filename={self.filename!r})", name, known)
 
     def _warn_if_nothing_was_saved(self, trainer: Trainer, nothing: bool) -> None:
-        """Warn at the end of a fit that nothing was saved, because the fit was shorter than the interval between two
-        saves.
-        """
+        """Warn if a fit has saved nothing because it was shorter than the interval between two saves."""
         numbers = {name: getattr(self, name) for name in ("every_n_train_steps", "every_n_epochs")}
         given = [f"{name}={value}" for name, value in numbers.items() if value > 1]
         kept = getattr(self, "best_model_path", "") or getattr(self, "save_top_k", 1) == 0
@@ -186,9 +179,9 @@ class NamedCheckpoint(Checkpoint):
             )
 
     def file_exists(self, filepath: str | Path, trainer: Trainer) -> bool:
-        """Return whether the file exists or is being written; global rank 0 looks, and all ranks get its answer."""
+        """Return whether the file exists or is being written. All ranks get the answer of rank 0."""
         store = trainer.strategy.checkpoint_io
-        found = trainer.is_global_zero and (  # one request to the store, which may be remote, instead of one per rank
+        found = trainer.is_global_zero and (  # only rank 0 asks the store, which may be remote
             store.exists(filepath) or store.link_target(filepath) is not None or not store.is_durable(filepath)
         )
         return trainer.strategy.broadcast(found)
@@ -200,19 +193,19 @@ class NamedCheckpoint(Checkpoint):
         ver: int | None = None,
         prefix: str | None = None,
     ) -> str:
-        """Return the path of a checkpoint: the name with the extension, in ``dirpath`` if that is known.
+        """Return the path of a checkpoint: the name with the extension, in ``dirpath`` if ``dirpath`` is known.
 
         A missing metric counts as 0. With ``auto_insert_metric_name``, a ``/`` in a metric's name does not create a
         folder.
 
         Args:
-            metrics: values by name; "epoch" and "step" among them.
+            metrics: values by name, including "epoch" and "step".
             filename: the name with metrics in braces; ``None``: the constructor's.
             ver: a version to append.
-            prefix: a text before the name, joined to it by ``CHECKPOINT_JOIN_CHAR``; "" for no prefix.
+            prefix: a text to put before the name and ``CHECKPOINT_JOIN_CHAR``; "" adds nothing.
 
         Raises:
-            ConfigurationError: a format after a ``:`` does not fit its value.
+            ConfigurationError: the format of a metric, as in ``{loss:.2f}``, does not fit the metric's value.
         """
         template = filename or self.filename or "{epoch}" + self.CHECKPOINT_JOIN_CHAR + "{step}"
 

@@ -1,4 +1,4 @@
-"""The lines at the end of a fit: how long it took and why it ended, the best checkpoint, the logs and how to resume."""
+"""Describe a fit at its end: the duration, why the fit ended, the best checkpoint, the logs, and how to resume."""
 
 from __future__ import annotations
 
@@ -36,6 +36,6 @@ def summary(trainer: Trainer, seconds: float) -> list[str]:
 
 
 def _short(path: str) -> str:
-    """Return ``path`` relative to the working folder if it lies inside; any other path unchanged."""
+    """Return ``path`` relative to the working folder. A path outside this folder is unchanged."""
     inside = not files.is_remote(path) and os.path.abspath(path).startswith(os.path.join(os.getcwd(), ""))
     return os.path.relpath(path) if inside else path

@@ -1,5 +1,5 @@
-"""The estimates that a progress bar shows: the rate of batches, how much of a fit is left, and the share of time in
-which the fit waits for data.
+"""Estimate what a progress bar shows: the rate of batches, the time until the fit ends, and the share of time that the
+fit waits for data.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from drivetrain.loops.progress import Phase
 
 _FETCHES = (Phase.FETCH, Phase.VALIDATION_FETCH, Phase.TEST_FETCH, Phase.PREDICT_FETCH)
 _FEWEST = 20
-"""How often :meth:`Waiting.look` must have been called before the share of waiting is shown."""
+"""The number of calls of :meth:`Waiting.look` before the bar shows a share of waiting."""
 
 
 class Meter:
-    """Measures batches per second over the last 20 calls of :meth:`measure` with a new number of batches."""
+    """Measures the number of batches per second from the last 20 changes of the counter of batches."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, int]] = deque(maxlen=21)
         self._rate = 0.0
 
     def restart(self, count: int) -> None:
-        """Start the measurement at this moment; earlier time does not count for the rate."""
+        """Forget earlier measurements, and begin again at ``count`` batches."""
         self._samples.clear()
         self._samples.append((time.monotonic(), count))
 
     def measure(self, count: int) -> float:
-        """Return the current rate, or the last known rate while no batch has been counted since :meth:`restart`."""
+        """Return the current rate. Before the first batch after :meth:`restart`, return the last known rate."""
         now_s = time.monotonic()
-        if count < self._samples[-1][1]:  # the loop has reset its counter since the stage began
+        if count < self._samples[-1][1]:  # the loop has reset its counter
             begin_s = self._samples[0][0]
             self._samples.clear()
             self._samples.append((begin_s, 0))
@@ -41,7 +41,7 @@ class Meter:
         (begin_s, first), (end_s, last) = self._samples[0], self._samples[-1]
         if last > first and end_s > begin_s:
             mean_s = (end_s - begin_s) / (last - first)
-            # so the rate falls while a batch takes longer than the mean
+            # the rate falls while the current batch takes longer than the mean
             self._rate = (last - first) / (max(end_s, now_s - mean_s) - begin_s)
         return self._rate
 
@@ -53,12 +53,12 @@ class Waiting:
         self._looks: deque[bool] = deque(maxlen=240)
 
     def look(self, phase: int) -> None:
-        """Record whether the loop, which is in ``phase``, waits for a batch at this moment."""
+        """Record whether the loop waits for a batch at this moment. ``phase`` is what the loop does now."""
         self._looks.append(phase in _FETCHES)
 
     @property
     def share(self) -> float | None:
-        """The share, from 0 to 1; ``None`` until :meth:`look` was called often enough."""
+        """The share of time, from 0 to 1; ``None`` after too few calls of :meth:`look`."""
         return sum(self._looks) / len(self._looks) if len(self._looks) >= _FEWEST else None
 
 
@@ -71,12 +71,12 @@ class Rest:
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        self._first: int | None = None  # the number of batches that were done when the training began
-        # the time and the number of batches when a new batch was first seen
+        self._first: int | None = None  # the number of batches at the first call
+        # the time and the number of batches after the first new batch
         self._from: tuple[float, int] | None = None
 
     def batches(self) -> float:
-        """Return the number of batches until ``max_epochs`` or ``max_steps`` is reached; ``inf`` without a limit."""
+        """Return the number of batches until ``max_epochs`` or ``max_steps`` ends the fit; ``inf`` without a limit."""
         limits, progress = self._trainer.limits, self._trainer.progress
         done, size, epochs = progress.batches_done, progress.num_training_batches, limits.max_epochs
         left = math.inf if epochs == math.inf else max((epochs - progress.current_epoch) * size - done, 0)
@@ -92,12 +92,12 @@ class Rest:
 
         Args:
             left: the result of :meth:`batches`.
-            rate: batches per second; used until the mean rate of the fit is known.
+            rate: batches per second; used only while the mean rate of the fit is unknown.
         """
         now_s, done = time.monotonic(), self._trainer.progress.total_batches
         if self._first is None:
             self._first = done
-        if self._from is None and done > self._first:  # leave out the first batch, which takes longer than others
+        if self._from is None and done > self._first:  # the first batch takes longer, so it does not count
             self._from = now_s, done
         needed_s = left / rate if rate else math.inf
         if self._from is not None and done > self._from[1]:
@@ -108,10 +108,10 @@ class Rest:
 
 
 def _batches(steps: int, done: int, size: float, window: int) -> float:
-    """Return how many batches the next ``steps`` optimizer steps take, if ``done`` batches of an epoch of ``size``
-    batches are done.
+    """Return how many batches the next ``steps`` optimizer steps take. ``done`` of the epoch's ``size`` batches are
+    finished.
     """
-    # the number of steps until the epoch's end
+    # the number of optimizer steps until the epoch's end
     rest = math.ceil((size - done) / window) if size < math.inf else math.inf
     if steps <= rest:
         return min(steps * window - done % window if steps else 0, size - done)

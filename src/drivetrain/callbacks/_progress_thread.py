@@ -1,4 +1,4 @@
-"""The thread that draws a progress bar at intervals, and the snapshots of the run's counters that it draws."""
+"""Draw a progress bar at intervals, in a thread that reads the run's counters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from drivetrain.loops.progress import RunningStage
 DRAWING = threading.RLock()
 
 _LOSS_EACH_S = 2.0
-"""The loop reads a loss for the bar at most once in so many seconds, because each read waits for the device."""
+"""The minimum number of seconds between two readings of the loss, because a reading waits for the device."""
 
 TITLES = {
     "sanity_check": "Sanity check", "train": "Epoch", "validate": "Validation", "test": "Test", "predict": "Prediction",
@@ -31,25 +31,24 @@ TITLES = {
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a bar shows at one moment.
+    """The values that a bar shows at one moment.
 
     Attributes:
         stage: "train", "sanity_check", "validate", "test" or "predict".
-        epoch: index from 0.
-        max_epochs: the number of epochs that the limits of the fit allow; ``None`` if it is unknown.
-        batch: number of finished batches in this epoch or evaluation.
+        epoch: the index of the epoch, from 0.
+        max_epochs: the number of epochs of the fit; ``None`` if it is unknown.
+        batch: the number of finished batches in this epoch or evaluation.
         num_batches: the number of batches of this epoch or evaluation, or fewer if ``max_steps`` ends the fit earlier;
             ``None`` if it is unknown.
         rate: the recent number of batches per second.
         metrics: the values for the bar.
-        final: whether the epoch or the evaluation has ended; each epoch and each evaluation is drawn exactly once with
-            ``final=True``.
-        transient: whether this is an evaluation inside training, whose bar is removed afterwards.
+        final: whether the epoch or the evaluation has ended. The bar is drawn exactly once at the end.
+        transient: whether the bar is removed at the end, as for an evaluation inside training.
         description: the name that a subclass gives to the stage; "" for the default name.
-        step: number of optimizer steps of the fit.
+        step: the number of optimizer steps of the fit.
         left_s: seconds until this epoch or evaluation ends; ``None`` if it is unknown.
         fit_left_s: seconds until the fit ends, including validation; ``None`` if it is unknown.
-        waiting: the share of the last minute in which the loop waited for data; ``None`` if it is unknown.
+        waiting: the share of the last minute that the loop waited for data; ``None`` if it is unknown.
     """
 
     stage: str
@@ -69,33 +68,33 @@ class Snapshot:
 
     @property
     def is_training(self) -> bool:
-        """Whether the bar is that of a training epoch."""
+        """Whether this is a snapshot of a training epoch."""
         return self.stage == RunningStage.TRAINING.value
 
     @property
     def title(self) -> str:
-        """The name of the stage, with the epoch counted from 1."""
+        """The name of the stage; in training, followed by :attr:`epoch_text`."""
         name = self.description or TITLES[self.stage]
         return f"{name} {self.epoch_text}" if self.is_training else name
 
     @property
     def epoch_text(self) -> str:
-        """The epoch, counted from 1, and the number of epochs."""
+        """The epoch, counted from 1, and the number of epochs, such as "1/10"."""
         return f"{self.epoch + 1}" + ("" if self.max_epochs is None else f"/{self.max_epochs}")
 
     @property
     def count_text(self) -> str:
-        """The number of finished batches, and their total."""
+        """The number of finished batches, and the number of all batches, such as "3/100"."""
         return str(self.batch) if self.num_batches is None else f"{self.batch}/{self.num_batches}"
 
     @property
     def rate_text(self) -> str:
-        """The rate with its unit; low rates keep more digits."""
+        """The rate with its unit. A rate below 1 has more digits."""
         return f"{self.rate:.1f} it/s" if self.rate >= 1 else f"{self.rate:.3f} it/s"
 
     @property
     def left_text(self) -> str:
-        """The remaining time of the epoch, and of the fit if the epoch is not its last."""
+        """The remaining time of the epoch, and, before the last epoch, the remaining time of the fit."""
         left = "" if self.left_s is None or self.final else duration_text(self.left_s)
         if not self.fit_left_text:
             return left and f"{left} left"
@@ -103,28 +102,28 @@ class Snapshot:
 
     @property
     def fit_left_text(self) -> str:
-        """The remaining time of the fit, if the epoch is not its last."""
+        """The remaining time of the fit; "" in the last epoch."""
         last = not self.is_training or self.epoch + 1 == self.max_epochs
         return "" if last or (self.fit_left_s or 0) < 0.5 else f"fit {duration_text(self.fit_left_s or 0)}"
 
     @property
     def waiting_text(self) -> str:
-        """The share of the time spent waiting for data; "" if the share is small."""
+        """The share of time that the loop waits for data; "" below 5 %."""
         return f"waits for data {self.waiting:.0%}" if self.waiting is not None and self.waiting >= 0.05 else ""
 
     @property
     def texts(self) -> list[str]:
-        """The texts to show beside the title, in this order; the metrics are not among them."""
+        """The texts to show beside the title, without the metrics."""
         found = (f"{self.count_text} batches", self.rate_text, self.left_text, self.waiting_text)
         return [each for each in found if each]
 
     @property
     def metrics_text(self) -> str:
-        """The metrics in one line, floats with four digits."""
+        """The metrics in one line. Floats have four digits."""
         return ", ".join(self.texts_of_metrics())
 
     def texts_of_metrics(self, spec: str = ".4g") -> list[str]:
-        """Return a text for each metric, floats formatted with ``spec``."""
+        """Return a text for each metric. ``spec`` is the format of floats."""
         values = {k: format(value, spec) if isinstance(value, float) else value for k, value in self.metrics.items()}
         return [encodable(f"{name}={value}") for name, value in values.items()]
 
@@ -140,10 +139,10 @@ def duration_text(seconds: float) -> str:
 
 
 def lay_out(texts: Sequence[str], width: int, lines: int = 1, delimiter: str = ", ") -> list[str]:
-    """Return ``texts``, arranged in at most so many lines of ``width`` columns; no text is split between two lines.
+    """Return ``texts``, arranged in at most ``lines`` lines of ``width`` columns. No text is split between two lines.
 
-    If not all texts fit, the last line ends with the number of texts that are left out, such as "+3". If a text is
-    wider than a line, the name before its ``=`` is shortened.
+    If some texts do not fit, the last line ends with their number, such as "+3". If a text is wider than a line, the
+    name before the ``=`` is shortened.
     """
     for shown in range(len(texts), -1, -1):
         left_out = [f"+{len(texts) - shown}"] if shown < len(texts) else []
@@ -165,12 +164,12 @@ def _shortened(text: str, width: int) -> str:
 
 
 class ProgressThread(threading.Thread):
-    """Calls ``draw`` with a snapshot every ``tick_s`` seconds while a stage runs, from the start of a run to its end.
+    """Calls ``draw`` with a snapshot every ``tick_s`` seconds while a stage is running.
 
-    The main thread sets the running stage, and this thread reads the counters of that stage.
+    The main thread sets the running stage. This thread reads the counters of this stage.
 
     Attributes:
-        error: the exception that ``draw`` has raised; after an exception, ``draw`` is not called again.
+        error: the exception that ``draw`` raised. After an exception, ``draw`` is not called again.
     """
 
     def __init__(self, trainer: Trainer, draw: Callable[[Snapshot], None], tick_s: float) -> None:
@@ -181,7 +180,7 @@ class ProgressThread(threading.Thread):
         self._draw = draw
         self._tick_s = tick_s
         self._stopped = threading.Event()
-        # the running stages, the innermost last; without a stage, nothing is drawn
+        # the running stages, the innermost last
         self._stages: list[RunningStage] = []
         self._meters: dict[RunningStage, Meter] = {}
         self._rest, self._waiting = Rest(trainer), Waiting()
@@ -198,7 +197,7 @@ class ProgressThread(threading.Thread):
                     self.show(self.snapshot())
 
     def _ask_for_loss(self) -> None:
-        """Ask the training loop to read its loss at intervals, if no value was logged for the bar."""
+        """Ask the training loop to read its loss, if no value was logged for the bar."""
         now_s = time.monotonic()
         trains = self._stages[-1] is RunningStage.TRAINING
         if trains and now_s >= self._loss_due_s and not self._trainer.logbook.bar_metrics:
@@ -212,9 +211,9 @@ class ProgressThread(threading.Thread):
             self.join()
 
     def show(self, snapshot: Snapshot) -> None:
-        """Draw ``snapshot`` now; any thread may call it."""
+        """Draw ``snapshot`` now. Any thread can call this method."""
         with DRAWING:
-            if self.error is not None or self._drawing:  # an override that is called while drawing may call show()
+            if self.error is not None or self._drawing:  # an override of draw() may cause another call of show()
                 return
             self._drawing = True
             try:
@@ -225,7 +224,7 @@ class ProgressThread(threading.Thread):
                 self._drawing = False
 
     def show_now(self, training: bool) -> None:
-        """Draw the bar of a running training now; with ``training=False``, the bar of a running evaluation."""
+        """Draw the bar of training now, or with ``training=False`` the bar of the running evaluation."""
         with DRAWING:
             for stage in self._stages:
                 if (stage is RunningStage.TRAINING) == training:
@@ -235,15 +234,15 @@ class ProgressThread(threading.Thread):
         """Begin ``stage``: training, or an evaluation inside the running stage."""
         with DRAWING:
             if self._stages:
-                self.snapshot()  # updates the outer stage's rate, which must not include the time of the new stage
+                self.snapshot()  # the rate of the outer stage must not include the time of the new stage
             self._stages = [*(self._stages if stage is not RunningStage.TRAINING else ()), stage]
             self._ask_for_loss()
-            # when an evaluation begins, the counters are still those of the previous evaluation
+            # when an evaluation begins, the loop has not yet reset the counters of the previous evaluation
             training = stage is RunningStage.TRAINING
             self._meters.setdefault(stage, Meter()).restart(self._counts(stage)[0] if training else 0)
 
     def exit(self) -> Snapshot | None:
-        """End the innermost stage; return its last snapshot, or ``None`` if no stage is running."""
+        """End the innermost stage. Return its last snapshot, or ``None`` if no stage is running."""
         with DRAWING:
             if not self._stages:
                 return None
@@ -288,12 +287,12 @@ class ProgressThread(threading.Thread):
         progress = self._trainer.progress
         if stage is RunningStage.TRAINING:
             return progress.batches_done, progress.num_training_batches
-        # eval_batch_idx counts the finished batches: the current one is not among them
+        # eval_batch_idx does not count the current batch
         return max(progress.eval_batch_idx + final, 0), progress.num_eval_batches
 
 
 @functools.cache
 def _hold_forks_while_drawing() -> None:
-    """See [Note: fork while a bar is drawn]."""
+    """Let each fork wait until no bar is drawn: see [Note: fork while a bar is drawn]."""
     if hasattr(os, "register_at_fork"):  # Windows has no fork
         os.register_at_fork(before=DRAWING.acquire, after_in_parent=DRAWING.release, after_in_child=DRAWING.release)

@@ -1,5 +1,5 @@
-"""Bars of rich that fit into the terminal: if there is too little room, metrics move below the bars, and metrics that
-do not fit there are left out.
+"""Fit the progress bars of rich into the terminal. If the terminal is narrow, metrics move below the bars, or are left
+out.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class FittingProgress(Progress):
         super().__init__(*columns, **options)
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        """Yield the table of the bars, and below it the metrics if there is no room for them beside the bars."""
+        """Yield the table of the bars. If the metrics do not fit beside the bars, yield them below."""
         tasks = [task for task in self.tasks if task.visible]
-        if not tasks:  # the constructor of Progress calls this method before it has a console
+        if not tasks:  # the constructor of Progress calls this method before the attribute console exists
             return
         metrics = [each for each in self._columns if _field(each) == "metrics"]
         elapsed = [each for each in self._columns if isinstance(each, TimeElapsedColumn)]
@@ -55,7 +55,7 @@ class FittingProgress(Progress):
                 yield Text(row, style, no_wrap=True)
 
     def _choose(self, left_out: list[ProgressColumn], tasks: list[Task]) -> int:
-        """Show all columns except ``left_out``, and give the bars the remaining width; return this width."""
+        """Show all columns except ``left_out``. Give the bars the remaining width, and return this width."""
         self.columns = tuple(each for each in self._columns if each not in left_out)
         bars = [each for each in self.columns if isinstance(each, BarColumn)]
         for bar in bars:

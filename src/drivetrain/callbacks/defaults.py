@@ -1,4 +1,4 @@
-"""The callbacks that a Trainer adds to those that were passed."""
+"""The callbacks that a Trainer adds to the user's callbacks."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _DEFAULTS: tuple[tuple[str, type[Callback], Callable[[], Callback]], ...] = (
     ("enable_model_summary", ModelSummary, ModelSummary),
     ("enable_progress_bar", ProgressBar, default_progress_bar),
 )
-"""For each argument of the Trainer: the class of its callback, and a function that creates the default callback. The
-Trainer adds the default callback if none of this class was passed.
+"""Arguments of the Trainer that turn a default callback on, each with the callback's class and a function that creates
+the callback. If the user passed a callback of this class, the Trainer adds none.
 """
 
 _OF_ARGUMENTS = (
@@ -37,16 +37,14 @@ _OF_ARGUMENTS = (
     ("replay_every", "drivetrain.callbacks.replay_check:ReplayCheck", "replay optimizer steps"),
     ("plan_check", "drivetrain.forecast.check:PlanCheck", "compare the memory with a plan"),
 )
-"""Arguments of the Trainer that add a callback, each with the callback's class and with what the callback does, in
-words for messages.
-"""
+"""Arguments of the Trainer that add a callback, each with the callback's class and its task in words for messages."""
 
 
 def with_defaults(given: Sequence[Callback], settings: Settings, environment: ClusterEnvironment) -> list[Callback]:
-    """Return the callbacks that were passed, those that arguments of the Trainer add, and the default ones.
+    """Return the user's callbacks, the callbacks that arguments of the Trainer add, and the default callbacks.
 
     Raises:
-        ConfigurationError: a callback that was passed contradicts an argument of the Trainer.
+        ConfigurationError: a callback of the user contradicts an argument of the Trainer.
     """
     found = [*given]
     for argument, path, act in _OF_ARGUMENTS:

@@ -16,14 +16,13 @@ class DeviceStatsMonitor(Callback):
 
     The logged names are ``DeviceStatsMonitor.<hook>/<statistic>``, for example
     ``DeviceStatsMonitor.on_train_batch_end/cpu_percent``, where ``/`` stands for the separator of the logger. In
-    training, the callback logs at those batches after which the Trainer writes to the loggers. In validation and
-    testing, the callback logs at every ``log_every_n_steps``-th batch. The batches are counted over all loaders and all
-    validations or tests of a run, and this count is the logged step. Reading the statistics never waits for the device.
+    training, the callback logs whenever the Trainer writes to the loggers. In validation and testing, the callback logs
+    at every ``log_every_n_steps``-th batch. The logged step is then the number of batches so far, over all loaders and
+    all validations or tests of the run. Reading the statistics never waits for the device.
 
     Args:
-        cpu_stats: True adds the statistics of the CPU if the device is not the CPU; False leaves out the CPU's
-            statistics even if the device is the CPU, so that nothing is logged; ``None`` logs the statistics of the
-            device alone.
+        cpu_stats: True adds the statistics of the CPU if the device is not the CPU; False leaves out the statistics of
+            the CPU, even if the CPU is the device; ``None`` logs the statistics of the device alone.
 
     Raises:
         ConfigurationError: ``cpu_stats`` has another value; or, when a run starts, the run has no logger.

@@ -50,26 +50,25 @@ class EarlyStopping(Callback):
         patience: the number of checks without improvement after which the callback stops training. A check is one
             validation or one epoch.
         verbose: log each improvement.
-        mode: "min" or "max": which direction is better; ``None``: "min".
-        strict: whether it is an error that ``monitor`` was not logged; with False it is a warning.
+        mode: "min" or "max": whether lower or higher values are better; ``None``: "min".
+        strict: raise an error if ``monitor`` was not logged; False logs a warning instead.
         check_finite: stop at once when the value is NaN or infinite.
-        stopping_threshold: stop at once when the value is better than this.
-        divergence_threshold: stop at once when the value is worse than this.
-        check_on_train_epoch_end: check when a training epoch ends instead of after validation; ``None``: True, unless
-            validation runs more or less often than once per epoch.
+        stopping_threshold: stop at once when the value is better than this threshold.
+        divergence_threshold: stop at once when the value is worse than this threshold.
+        check_on_train_epoch_end: check when a training epoch ends instead of after validation; ``None``: True without
+            validation, or if a validation runs at the end of each epoch.
         log_rank_zero_only: log on global rank 0 only.
 
     Attributes:
         best_score: the best value so far.
         wait_count: the number of checks since the last improvement.
         stopped_epoch: the epoch in which the callback stopped the fit; 0 if the callback has not stopped it.
-        stopping_reason, stopping_reason_message: why the last fit was stopped.
+        stopping_reason, stopping_reason_message: why the callback stopped the last fit.
 
-    If a run that the callback has stopped is resumed, the run does not train further: the callback requests the stop
-    again and logs the reason. The run trains further if ``patience``, ``min_delta`` or a threshold has changed, or if
-    ``max_epochs`` was raised; the callback then logs the reason.
+    If the callback has stopped a run, and the run is resumed, the callback stops the run again and logs the reason. But
+    if ``patience``, ``min_delta`` or a threshold has changed, or if ``max_epochs`` was raised, the run trains further.
 
-    A stop that is requested before ``min_epochs`` or ``min_steps`` are reached takes effect when these minimums are
+    If the callback requests a stop before ``min_epochs`` or ``min_steps`` is reached, the fit continues until both are
     reached. The sanity check and ``fast_dev_run`` are never stopped.
 
     Raises:
@@ -118,7 +117,7 @@ class EarlyStopping(Callback):
         self.monitor = monitor
         self.min_delta = abs(min_delta)
         if mode == "min" and overrides(self, "_evaluate_stopping_criteria", EarlyStopping):
-            self.min_delta = -self.min_delta  # overrides of that method subtract min_delta from the value in both modes
+            self.min_delta = -self.min_delta  # in both modes, an override subtracts min_delta from the value
         self.patience = patience
         self.verbose = verbose
         self.mode = mode
@@ -133,8 +132,8 @@ class EarlyStopping(Callback):
         self.stopped_epoch = 0
         self.stopping_reason = EarlyStoppingReason.NOT_STOPPED
         self.stopping_reason_message: str | None = None
-        self._max_epochs: int | None = None  # the Trainer's max_epochs when the stop was requested
-        self._resumed: dict[str, Any] = {}  # the state in the checkpoint of a run that this callback had stopped
+        self._max_epochs: int | None = None  # the Trainer's max_epochs when this callback stopped the run
+        self._resumed: dict[str, Any] = {}  # the state from the checkpoint, if this callback had stopped the run
 
     @property
     def state_key(self) -> str:
@@ -162,13 +161,13 @@ class EarlyStopping(Callback):
             )
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage == "fit":  # a new fit has no reason yet, but continues wait_count and best_score
+        if stage == "fit":  # wait_count and best_score keep their values
             self.stopping_reason, self.stopping_reason_message = EarlyStoppingReason.NOT_STOPPED, None
             self.stopped_epoch, self._resumed, self._told_step = 0, {}, False
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Request the stop again if the checkpoint is that of a run that this callback had stopped, unless changed
-        arguments show that the user wants the run to continue.
+        """If this callback had stopped the resumed run, stop the run again. If an argument has changed, let the run
+        continue.
         """
         state, self._resumed = self._resumed, {}
         if not state:
@@ -208,7 +207,7 @@ class EarlyStopping(Callback):
             self._run_early_stopping_check(trainer)
 
     def _should_skip_check(self, trainer: Trainer) -> bool:
-        """Whether to skip the check. Programs override this method despite its private name."""
+        """Return whether to skip the check. Programs override this method, although its name is private."""
         return trainer.sanity_checking or trainer.progress.fn != "fit"
 
     _check_on_train_epoch_end: bool | None = reads(
@@ -216,8 +215,8 @@ class EarlyStopping(Callback):
     )
 
     def _run_early_stopping_check(self, trainer: Trainer) -> None:
-        """Check the metric, and request a stop if one of the criteria is met. Programs call this method despite its
-        private name.
+        """Check the metric, and request a stop if a criterion is met. Programs call this method, although its name is
+        private.
         """
         if trainer.progress.fn != "fit":
             return
@@ -230,7 +229,7 @@ class EarlyStopping(Callback):
                 raise NotLoggedError(message)
             rank_zero_warn(message)
             return
-        if trainer.fast_dev_run:  # a trial run is not stopped
+        if trainer.fast_dev_run:  # a sanity check or fast_dev_run
             return
         if not self._told_step and trainer.logbook.is_of_one_step(self.monitor):
             self._told_step = True
@@ -248,17 +247,17 @@ class EarlyStopping(Callback):
 
     @property
     def monitor_op(self) -> Callable[..., Any]:
-        """The function of torch that returns whether its first argument is better than its second."""
+        """``torch.lt`` or ``torch.gt``: returns whether the first argument is better than the second."""
         return self.mode_dict[self.mode]
 
     def _better(self, value: float, than: float) -> bool:
         return value < than if self.mode == "min" else value > than
 
     def _evaluate_stopping_criteria(self, current: Tensor) -> tuple[bool, str | None]:
-        """Check one value; return whether to stop, and a sentence about it. Libraries override this method despite its
-        private name.
+        """Check one value. Return whether to stop, and a sentence that says why. Libraries override this method despite
+        its private name.
 
-        For a subclass that overrides this method, ``min_delta`` is negative if lower values are better.
+        If a subclass overrides this method and lower values are better, ``min_delta`` is negative.
         """
         reason, message = self._judge(float(current))
         if reason is EarlyStoppingReason.NOT_STOPPED:
@@ -267,7 +266,7 @@ class EarlyStopping(Callback):
         return True, message
 
     def _judge(self, value: float) -> tuple[EarlyStoppingReason, str]:
-        """Check one value; return whether and why to stop, with a sentence about it."""
+        """Check one value. Return whether to stop, the reason as a constant, and the reason as a sentence."""
         name = self.monitor
         if self.check_finite and not math.isfinite(value):
             return EarlyStoppingReason.NON_FINITE_METRIC, f"{name} is {value}: stopping."
@@ -294,16 +293,14 @@ class EarlyStopping(Callback):
         return EarlyStoppingReason.PATIENCE_EXHAUSTED, message
 
     def _improvement_message(self, current: Tensor) -> str:
-        """Return a sentence about an improvement from ``best_score`` to ``current``. Programs override this method
+        """Return a sentence that says by how much ``current`` improves on ``best_score``. Programs override this method
         despite its private name.
         """
         return f"{self.monitor} improved from {float(self.best_score):.6g} to {float(current):.6g}."
 
 
 def _ended_before_validating(trainer: Trainer) -> bool:
-    """Whether ``max_steps`` or a request to stop ends the fit before its first validation, which could have logged the
-    value.
-    """
+    """Return whether ``max_steps`` or a request to stop ends the fit before its first validation."""
     progress = trainer.progress
     return trainer.enable_validation and progress.epoch_cut and not any(progress.eval_steps.get("validate", []))
 

@@ -39,9 +39,10 @@ class BaseFinetuning(Callback):
                 if epoch == 10:
                     self.unfreeze_and_add_param_group(pl_module.backbone, optimizer)
 
-    A checkpoint contains the names of the frozen parameters, and of the parameters in each group of an optimizer. A run
-    that resumes restores both, also in the middle of an epoch. Schedulers also step the groups that were added: an
-    added group follows the schedule of the optimizer's first group, scaled by the ratio of the two learning rates.
+    A checkpoint contains the names of the frozen parameters, and the names of the parameters in each group of an
+    optimizer. A resumed run restores the frozen parameters and the groups, also in the middle of an epoch. Schedulers
+    also step an added group. The added group's learning rate keeps a constant ratio to the learning rate of the
+    optimizer's first group.
     """
 
     needs_every_rank = True
@@ -66,9 +67,7 @@ class BaseFinetuning(Callback):
 
     @staticmethod
     def flatten_modules(modules: Modules) -> list[nn.Module]:
-        """Return the modules and submodules that have parameters or buffers of their own, or no children; each one
-        once.
-        """
+        """Return all modules and submodules that have own parameters, own buffers or no children, each only once."""
         if isinstance(modules, nn.Module):
             found = list(modules.modules())
         else:
@@ -83,8 +82,8 @@ class BaseFinetuning(Callback):
     def filter_params(
         modules: Modules, train_bn: bool = True, requires_grad: bool = True
     ) -> Generator[nn.Parameter, None, None]:
-        """Yield the parameters whose ``requires_grad`` equals the argument of this name; with ``train_bn=False``, skip
-        batch norm layers.
+        """Yield the parameters whose ``requires_grad`` has the given value. With ``train_bn=False``, skip batch norm
+        layers.
         """
         for module in BaseFinetuning.flatten_modules(modules):
             if train_bn or not isinstance(module, BatchNorm):
@@ -100,20 +99,20 @@ class BaseFinetuning(Callback):
 
     @staticmethod
     def freeze_module(module: nn.Module) -> None:
-        """Freeze the parameters of ``module`` itself, without those of its submodules. If ``module`` is a batch norm
+        """Freeze the parameters of ``module``, but not the parameters of its submodules. If ``module`` is a batch norm
         layer, also freeze its statistics.
         """
         _set_trainable(module, False)
 
     @staticmethod
     def freeze(modules: Modules, train_bn: bool = True) -> None:
-        """Freeze all parameters; ``train_bn`` keeps batch norm trainable."""
+        """Freeze all parameters. With ``train_bn``, batch norm layers stay trainable."""
         for module in BaseFinetuning.flatten_modules(modules):
             _set_trainable(module, train_bn and isinstance(module, BatchNorm))
 
     @staticmethod
     def filter_on_optimizer(optimizer: Optimizer, params: Iterable[nn.Parameter]) -> list[nn.Parameter]:
-        """Return those of ``params`` that ``optimizer`` does not have yet; warn of those that it has."""
+        """Return the parameters that ``optimizer`` does not have yet. Warn about parameters that ``optimizer`` has."""
         known = {id(each) for group in optimizer.param_groups for each in group["params"]}
         given = list(dict.fromkeys(params))
         new = [each for each in given if id(each) not in known]
@@ -160,8 +159,8 @@ class BaseFinetuning(Callback):
 
     @staticmethod
     def _apply_mapping_to_param_groups(param_groups: list[dict[str, Any]], mapping: Mapping[Any, Any]) -> list[Any]:
-        """Return the groups with each entry of "params" replaced by its value in ``mapping``: parameters by names, or
-        names by parameters.
+        """Return copies of the groups in which ``mapping`` has replaced each entry of "params". ``mapping`` maps
+        parameters to names, or names to parameters.
         """
         return [{**group, "params": [mapping[each] for each in group["params"]]} for group in param_groups]
 
@@ -189,9 +188,7 @@ class BaseFinetuning(Callback):
             self.freeze_before_training(pl_module)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Thaw the parameters that were thawed when the checkpoint was saved, and add the groups that the optimizers
-        had then.
-        """
+        """Thaw the parameters that are thawed in the checkpoint, and give the optimizers the checkpoint's groups."""
         if self._restarting:  # a subclass that overrides load_state_dict has restored _internal_optimizer_metadata
             named = _named(pl_module)
             for index, groups in self._internal_optimizer_metadata.items():
@@ -228,7 +225,7 @@ class BackboneFinetuning(BaseFinetuning):
     """Trains ``pl_module.backbone`` only from a given epoch on, with its own increasing learning rate.
 
     Args:
-        unfreeze_backbone_at_epoch: the epoch, counted from 0, at whose start the backbone is thawed.
+        unfreeze_backbone_at_epoch: the epoch, counted from 0, in which the backbone is thawed.
         lambda_func: in each later epoch the backbone's learning rate is multiplied by ``lambda_func(epoch + 1)``.
         backbone_initial_ratio_lr: the backbone's first learning rate, as a fraction of the learning rate of the
             optimizer's first group.
@@ -237,8 +234,8 @@ class BackboneFinetuning(BaseFinetuning):
         should_align: limit the backbone's learning rate to the learning rate of the first group.
         initial_denom_lr: accepted for compatibility and ignored.
         train_bn: train the batch norm layers of the backbone from the beginning.
-        verbose: log both learning rates when an epoch begins.
-        rounding: the number of decimals in that log line.
+        verbose: log the learning rates of the backbone and of the first group when an epoch begins.
+        rounding: the number of decimals of the logged learning rates.
 
     Raises:
         ConfigurationError: an argument is invalid; or, when a fit begins, the module has no ``backbone``.
@@ -344,9 +341,8 @@ def _described(module: nn.Module, optimizers: Iterable[Optimizer]) -> dict[str, 
 
 
 def _named(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters by name. A parameter that torch's pruning has renamed has two entries, one for each name.
-
-    Both are needed, because pruning may rename a parameter after the state was recorded, or before a run resumes.
+    """Return the parameters by name. If torch's pruning has renamed a parameter, both its names are keys, because the
+    checkpoint may contain either name.
     """
     named = {plain_name(name): each for name, each in module.named_parameters(remove_duplicate=False)}
     masks = {plain_name(name) for name, _ in module.named_buffers() if name.endswith("_mask")}
@@ -395,7 +391,7 @@ def _extend_schedulers(trainer: Any, optimizer: Optimizer, before: int) -> None:
     schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
     for group in groups[before:]:
         ratio = float(group["lr"]) / float(groups[0]["lr"]) if groups[0]["lr"] else 1.0
-        for key, value in groups[0].items():  # copy the entries that schedulers have added to the first group
+        for key, value in groups[0].items():  # copy the entries that the first group has from schedulers
             if key not in group and key != "name":
                 group[key] = value * ratio if key.endswith("lr") and is_number(value) else value
         for scheduler in schedulers:

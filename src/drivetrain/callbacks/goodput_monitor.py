@@ -1,5 +1,5 @@
-"""Record in a file, the ledger, what the wall time of a training was used for, including the time that restarts and
-failures cost.
+"""Record in a file, the ledger, how a training spends its wall time, including the time that restarts and failures
+cost.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from drivetrain.trainer.telling import log
 
 
 class GoodputMonitor(Callback):
-    """Writes the file ``ledger.jsonl``, a ledger of what the wall time of fits is used for. Later runs continue it.
+    """Writes the file ``ledger.jsonl``, which records how fits spend their wall time. Later runs append to this file.
 
-    ``trainer.goodput`` is the share of the wall time that was spent in training steps whose result was kept, and not
-    lost by a failure. If there are loggers, the share is logged as ``goodput`` whenever the Trainer writes to the
-    loggers. A fit that continues earlier runs logs a line at its end. ``drivetrain goodput FOLDER`` prints the share of
-    every use. Only rank 0 measures and writes.
+    ``trainer.goodput`` is the share of the wall time that was spent in training steps whose results were not lost by a
+    failure. If there are loggers, the share is logged as ``goodput`` whenever the Trainer writes to the loggers. At the
+    end of a fit that continues earlier runs, the callback logs a line. The command ``drivetrain goodput FOLDER`` prints
+    how the wall time was spent. Only rank 0 measures and writes.
 
     Args:
         dirpath: the folder of the ledger; ``None``: the folder of the first callback that writes checkpoints, or else
@@ -45,9 +45,9 @@ class GoodputMonitor(Callback):
         if dirpath is not None and files.is_remote(dirpath):
             raise wrong_value("GoodputMonitor", "dirpath", dirpath, "a local folder", 'dirpath="checkpoints"')
         self.dirpath = None if dirpath is None else files.absolute(dirpath)
-        self._slot: TimedSlot | None = None  # set on rank 0 while a fit is measured
+        self._slot: TimedSlot | None = None  # the measurement; rank 0 sets it for a fit
         self._ledger: Ledger | None = None
-        self._unwritten: Report | None = None  # the report of the last fit, if its ledger lacks records
+        self._unwritten: Report | None = None  # the report of the last fit, if some records could not be written
 
     def path(self, trainer: Trainer) -> str:
         """Return the path of the ledger."""
@@ -58,10 +58,10 @@ class GoodputMonitor(Callback):
         return os.path.join(folder, NAME)
 
     def report(self, trainer: Trainer) -> Report | None:
-        """Return what the time was used for until now; ``None`` if there is no ledger yet.
+        """Return a report of how the wall time was spent until now; ``None`` if there is no ledger yet.
 
-        Rank 0 knows the answer during a fit. On other ranks and outside of a fit, the ledger's file is read, unless the
-        last fit could not write it.
+        During a fit, rank 0 has the report in memory. Otherwise, this method reads the ledger. If the last fit could
+        not write the ledger, rank 0 still has that fit's report in memory.
 
         Raises:
             OSError: the ledger cannot be read.
@@ -74,7 +74,7 @@ class GoodputMonitor(Callback):
 
     @property
     def save_interval_s(self) -> float:
-        """The number of seconds after a save at which the next save should follow; ``inf`` on other ranks than 0."""
+        """The number of seconds after a save at which the next save should follow; ``inf`` on ranks above 0."""
         report = None if self._ledger is None else self._ledger.report()
         return math.inf if report is None else report.save_interval_s
 
@@ -92,7 +92,7 @@ class GoodputMonitor(Callback):
             trainer.progress.show_in(self._slot)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # not in setup(), because the folder may depend on the run that a logger continues, which is known only now
+        # not in setup(): the folder may depend on the version of a logger's run, which is known only now
         if self._slot is not None:
             self._ledger = Ledger(self.path(trainer), self._slot, lambda: trainer.progress.global_step)
 

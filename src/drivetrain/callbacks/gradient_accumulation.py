@@ -13,10 +13,10 @@ class GradientAccumulationScheduler(Callback):
     """Sets the Trainer's ``accumulate_grad_batches`` at the start of each epoch.
 
     Args:
-        scheduling: a dictionary; each key is an epoch, counted from 0, and each value the number of batches per
-            optimizer step from that epoch on. Before the first of these epochs, there is one batch per optimizer step.
+        scheduling: a dictionary from an epoch, counted from 0, to the number of batches per optimizer step. Each number
+            holds from its epoch on. Before the first of these epochs, the number is 1.
 
-    The Trainer's value is reset to 1 when the fit ends, also by an exception.
+    When the fit ends or fails, the callback sets the Trainer's value back to 1.
 
     Raises:
         ConfigurationError: an invalid epoch or number of batches; or, when a fit begins, the Trainer already
@@ -72,7 +72,7 @@ class GradientAccumulationScheduler(Callback):
         trainer.accumulate_grad_batches = self.get_accumulate_grad_batches(trainer.current_epoch)
 
     def teardown(self, trainer: Trainer, *_: Any, **more: Any) -> None:
-        if self._in_charge:  # otherwise this callback has not set the value, and must not reset it
+        if self._in_charge:  # only reset a value that this callback has set
             self._in_charge = False
             trainer.accumulate_grad_batches = 1
 

@@ -17,15 +17,15 @@ _HOOKS = tuple(
 
 
 class LambdaCallback(Callback):
-    """Calls the given functions, each in its hook; the other hooks cost nothing.
+    """Calls each given function in one hook. Hooks without a function cost nothing.
 
     ::
 
         LambdaCallback(on_train_epoch_end=lambda trainer, module: print(trainer.callback_metrics))
 
     Args:
-        hooks: functions, each passed under the name of a hook of :class:`~drivetrain.Callback` and called with that
-            hook's arguments.
+        hooks: functions, each with the name of a hook of :class:`~drivetrain.Callback`. Each function gets the
+            arguments of its hook.
 
     Raises:
         UnknownArgumentError: the hook does not exist.

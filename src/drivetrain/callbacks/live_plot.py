@@ -1,4 +1,4 @@
-"""Curves of the logged values in a notebook, redrawn while a fit runs."""
+"""Show curves of the logged values in a notebook, and redraw the curves while a fit is running."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from drivetrain.errors import UnknownNameError, check_installed, wrong_value
 
 
 class LivePlot(Callback):
-    """Shows ``trainer.plot(*names)`` in a notebook, and redraws it in place while a fit runs.
+    """Shows ``trainer.plot(*names)`` in a notebook, and redraws the plot in place while a fit is running.
 
-    Training waits while a plot is drawn, about a quarter of a second. The last plot stays when the fit ends, also by an
-    exception. Outside of a notebook, and in processes that a notebook has started, a warning says what to call instead.
+    Training waits about a quarter of a second for each drawing. The last plot stays when the fit ends or fails. Outside
+    of a notebook, the callback draws nothing and logs a warning, also in processes that a notebook has started.
 
     Args:
-        names: the names to draw, as in ``trainer.plot``; without names, all are drawn.
+        names: the names of the values to draw, as in ``trainer.plot``; without names, all values are drawn.
         every_s: the minimum number of seconds between two drawings.
 
     Raises:
@@ -41,7 +41,7 @@ class LivePlot(Callback):
         return {**self.__dict__, "_output": None}
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draw into a new output of the notebook from here on."""
+        """Begin a new output in the notebook."""
         self._output, self._due_s = None, time.monotonic() + min(self.every_s, 1.0)
         if trainer.is_global_zero and not notebook.can_display():
             rank_zero_warn("LivePlot draws only in a notebook's own process. Call trainer.plot() after the fit.")
@@ -51,7 +51,7 @@ class LivePlot(Callback):
         if time.monotonic() >= self._due_s:
             self._draw(trainer)
 
-    on_validation_end = on_train_batch_end  # validation has logged new values
+    on_validation_end = on_train_batch_end  # the validation that just ended has logged new values
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Draw the last values."""
@@ -59,7 +59,7 @@ class LivePlot(Callback):
         self._due_s = math.inf
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Draw the last values, if the exception ends a fit."""
+        """Draw the last values if a fit fails."""
         if self._due_s < math.inf:
             self._draw(trainer)
             self._due_s = math.inf

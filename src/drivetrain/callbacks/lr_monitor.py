@@ -18,14 +18,14 @@ Interval = Literal["step", "epoch"]
 class LearningRateMonitor(Callback):
     """Logs each optimizer's learning rate.
 
-    The logged name is the scheduler's ``name``, or otherwise ``lr-<optimizer's class>``, with ``-1``, ``-2`` for
-    further optimizers of this class. If an optimizer has several parameter groups, ``/pg1``, ``/pg2`` or the group's
+    The logged name is the scheduler's ``name``, or otherwise ``lr-<optimizer's class>``. For further optimizers of this
+    class, ``-1``, ``-2`` is appended. If an optimizer has several parameter groups, ``/pg1``, ``/pg2`` or the group's
     ``name`` is appended.
 
     Args:
         logging_interval: "step" logs whenever the Trainer writes to the loggers, "epoch" when an epoch begins; ``None``
             uses the interval of each optimizer's scheduler, and both intervals for an optimizer without a scheduler.
-        log_momentum: also log ``<name>-momentum``; for Adam and similar optimizers, this is the first beta.
+        log_momentum: also log ``<name>-momentum``; the momentum of Adam and similar optimizers is the first beta.
         log_weight_decay: also log ``<name>-weight_decay``.
 
     Attributes:
@@ -95,7 +95,7 @@ class LearningRateMonitor(Callback):
 
     def _read(self, name: str, suffix: str, group: dict[str, Any]) -> dict[str, float]:
         key = f"{name}{suffix}"
-        # a second group was added to the optimizer, so the name of the first group gets a suffix
+        # the optimizer has got a second group, so the logged name of the first group changes
         if suffix == "/pg1" and name in self.lrs:
             self.lrs[key] = self.lrs.pop(name)
             self.last_momentum_values.pop(f"{name}-momentum", None)
@@ -113,8 +113,8 @@ class LearningRateMonitor(Callback):
 
 
 def _curves(trainer: Trainer) -> Iterator[tuple[str, Optimizer, str | None]]:
-    """Yield a name, an optimizer and an interval for each scheduler, then for each optimizer without a scheduler, with
-    the interval ``None``.
+    """Yield the logged name, the optimizer and the interval of each scheduler, then of each optimizer without a
+    scheduler. Without a scheduler, the interval is ``None``.
     """
     taken: dict[str, int] = {}
     scheduled: list[Optimizer] = []

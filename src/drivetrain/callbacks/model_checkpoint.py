@@ -1,4 +1,4 @@
-"""Save checkpoints: at which times, under which names, and which of them to keep."""
+"""Save checkpoints at intervals, and keep the best."""
 
 from __future__ import annotations
 
@@ -36,37 +36,39 @@ _OWN_STATE = ("newest_path", "saved_at_step", "awaited_at_step", "last_at_batch"
 
 
 class ModelCheckpoint(StoredCheckpoint):
-    """Saves checkpoints periodically or after validation, and keeps the best ``save_top_k``.
+    """Saves checkpoints at intervals or after validation, and keeps the best ``save_top_k`` of them.
 
     Args:
         dirpath: the folder, or an address such as ``s3://bucket/run``; ``None``: the folder ``checkpoints`` in the
             logger's folder, or in ``default_root_dir`` without a logger.
         filename: a template without extension, with names of metrics in braces: ``"{epoch}-{val_loss:.2f}"`` gives
             ``epoch=3-val_loss=0.12.ckpt``. ``None``: ``"{epoch}-{step}"``.
-        monitor: the name of the logged value by which checkpoints are ranked; ``None``: the newest is the best.
+        monitor: the name of the logged value by which checkpoints are ranked; ``None``: the newest checkpoint is the
+            best.
         verbose: log each save.
-        save_last: also keep ``last.ckpt``, the newest state: True writes this file at each save and at the end of every
-            fit; "link" makes it a symbolic link to the newest checkpoint, or a copy if links are not allowed. With
-            "link", a fit that has saved nothing else writes a file at its end.
+        save_last: also keep ``last.ckpt``, the newest state: True writes ``last.ckpt`` at each save and at the end of
+            every fit; "link" makes ``last.ckpt`` a symbolic link to the newest checkpoint, or a copy if links are not
+            allowed. With "link", a fit that ends without any checkpoint writes the file ``last.ckpt``.
         save_top_k: the number of checkpoints to keep; -1 keeps all, 0 none. A number above 1 needs ``monitor``.
-        save_weights_only: leave out of the file what is only needed to resume training.
-        mode: "min" or "max": which direction of ``monitor`` is better; ``None``: "min".
+        save_weights_only: leave out everything that only a resumed run needs.
+        mode: "min" or "max": whether lower or higher values of ``monitor`` are better; ``None``: "min".
         auto_insert_metric_name: write ``name=value`` into file names instead of the value alone.
         every_n_train_steps: save after every n optimizer steps. If ``monitor`` is given and a validation follows
             directly after such a step, the checkpoint is saved after this validation and ranked by the value that the
             validation logs. If no validation follows, the checkpoint is ranked by the newest value of ``monitor``.
-        train_time_interval: after each batch, save if this time has passed since the last save.
-        every_n_epochs: save in every n-th epoch; 0: never. Only one of ``every_n_train_steps``, ``train_time_interval``
-            and ``every_n_epochs`` may be given; without any of them, the callback saves in every epoch.
-        save_on_train_epoch_end: save when a training epoch ends instead of after validation; ``None``: True, unless
-            validation runs more or less often than once per epoch.
-        save_on_exception: also save when an exception ends the run. ``filename`` names the file, and none of the kept
-            checkpoints is removed for it. With several processes, a ``filename`` with metrics is replaced by the epoch
-            and the step.
+        train_time_interval: save after a batch if this time has passed since the last save.
+        every_n_epochs: save in every n-th epoch; 0: never. At most one of ``every_n_train_steps``,
+            ``train_time_interval`` and ``every_n_epochs`` can be given. Without them, the callback saves in every
+            epoch.
+        save_on_train_epoch_end: save when a training epoch ends instead of after validation; ``None``: True without
+            validation, or if a validation runs at the end of each epoch.
+        save_on_exception: also save when an exception ends the run. The name of the file follows ``filename``. No other
+            checkpoint is removed. With several processes, a ``filename`` with metrics is replaced by the epoch and the
+            step.
         enable_version_counter: append ``-v1``, ``-v2``, ... rather than overwrite a file of another run.
-        every: "auto": choose the interval between two saves that costs least time. Time is lost by saving, and by a
-            failure, after which the work since the last save is done again. Both costs are taken from the ledger of a
-            :class:`GoodputMonitor`, a callback that the Trainer adds. No other interval may be given with ``every``.
+        every: "auto": choose the interval that costs least time. Each save takes time. After a failure, the work since
+            the last save is repeated. A :class:`GoodputMonitor`, which the Trainer adds, measures both costs. ``every``
+            excludes all other intervals.
 
     Attributes:
         best_model_path, best_model_score: the path and the score of the best checkpoint; "" and ``None`` before the
@@ -76,8 +78,8 @@ class ModelCheckpoint(StoredCheckpoint):
         last_model_path: the last file or link that ``save_last`` wrote.
 
     A score of NaN ranks last; if scores are equal, the older checkpoint ranks first. In ``fast_dev_run`` and the sanity
-    check, the callback saves nothing and only checks the names of metrics. It never deletes the file from which a run
-    was resumed.
+    check, the callback saves nothing and only checks the names of metrics. The callback never deletes the file from
+    which a run was resumed.
 
     Class attributes that you may change: ``CHECKPOINT_NAME_LAST``, a template like ``filename``,
     ``CHECKPOINT_JOIN_CHAR``, ``CHECKPOINT_EQUALS_CHAR``, ``FILE_EXTENSION`` and ``STARTING_VERSION``.
@@ -132,7 +134,7 @@ class ModelCheckpoint(StoredCheckpoint):
         self.current_score: Tensor | None = None
         self._seen_step = self._last_at_batch = -1
         self._saved_at_time = time.monotonic()
-        self._awaited_at_step = -1  # the step at which a checkpoint became due that the next validation will save
+        self._awaited_at_step = -1  # the step of a checkpoint that is saved only after the next validation
         self._validated_score: tuple[Any, int] | None = None  # the newest value of ``monitor``, and its step
         self._validated = self._told_age = False
         if not (self.every_n_train_steps or self.train_time_interval or every) and type(self) is ModelCheckpoint:
@@ -156,7 +158,7 @@ class ModelCheckpoint(StoredCheckpoint):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         check_state(state_dict)
         self._awaited_at_step = state_dict.get("awaited_at_step", -1)
-        self.dirpath = self.dirpath or state_dict["dirpath"]  # self.dirpath is None if setup ran in another process
+        self.dirpath = self.dirpath or state_dict["dirpath"]  # self.dirpath is None if setup() ran in another process
         if (before := state_dict["dirpath"]) == self.dirpath or (before or "").rstrip("/") == self.dirpath:
             models, last = state_dict["best_k_models"], state_dict["last_model_path"]
             if foreign := [path for path in (*models, last) if path and not self._is_own(path)]:
@@ -175,7 +177,7 @@ class ModelCheckpoint(StoredCheckpoint):
             self._newest_path = newest if self._is_own(newest) else ""  # the target of save_last="link"
             self._saved_at_step = state_dict.get("saved_at_step", -1)
             self._last_at_batch = state_dict.get("last_at_batch", -1)
-        # with a folder of the logger's run, another folder is expected: each run has its own folder
+        # each run of a logger has its own folder, so a different folder is expected
         elif not self.follows_logger:
             rank_zero_warn(
                 f"The checkpoint's ModelCheckpoint wrote to {state_dict['dirpath']}, and this one writes to "
@@ -184,7 +186,9 @@ class ModelCheckpoint(StoredCheckpoint):
         self.best_model_path = state_dict["best_model_path"]
 
     def resume_candidates(self, trainer: Trainer) -> list[str]:
-        """Return this process's file of ``save_last``, and all checkpoints in a folder that the user chose."""
+        """Return the last checkpoint that this process saved, and, if the user chose the folder, all checkpoints in
+        this folder.
+        """
         last = {self.last_model_path} if self.last_model_path else set()
         if not self._folder_is_chosen(trainer):
             return sorted(last)
@@ -204,11 +208,11 @@ class ModelCheckpoint(StoredCheckpoint):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._saved_at_time = time.monotonic()
         self._choose_interval(trainer)
-        # not in setup, because a resumed run restores global_step after setup
+        # not in setup(): a resumed run restores global_step later
         self._seen_step = trainer.progress.global_step
 
     def _choose_interval(self, trainer: Trainer) -> None:
-        """With ``every="auto"``, set the seconds between two saves from the costs that rank 0 has measured so far."""
+        """With ``every="auto"``, set the interval between two saves from rank 0's measurements so far."""
         if self.every is not None:
             monitors = [each for each in trainer.callbacks if isinstance(each, goodput_monitor.GoodputMonitor)]
             if not monitors:
@@ -255,13 +259,13 @@ class ModelCheckpoint(StoredCheckpoint):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._settle(trainer)
-        if trainer.fast_dev_run:  # fast_dev_run saves nothing, but checks for errors that the first save would raise
+        if trainer.fast_dev_run:  # fast_dev_run raises the errors of a first save, but saves nothing
             metrics = self._monitor_candidates(trainer)
             self._check_names(trainer, metrics, self.filename, validated=self._validated)
             if self.save_top_k != 0:
                 self._score(trainer, metrics)
-        # With "link", last.ckpt is due if no checkpoint was saved at all, and if the run resumed from a checkpoint of
-        # this very step, because the earlier run may have been killed before it made the link.
+        # With "link", a fit without a checkpoint writes last.ckpt. So does a fit that resumed from a checkpoint of this
+        # step: the earlier run may have been killed before it made the link.
         has_link = self._newest_path and self._saved_at_step != trainer.progress.global_step
         due = self.save_last is True or (self.save_last == "link" and not has_link)
         if due and self._may_save(trainer) and self._last_at_batch != trainer.progress.total_batches:
@@ -279,14 +283,14 @@ class ModelCheckpoint(StoredCheckpoint):
 
     def _save_at_exception(self, trainer: Trainer) -> None:
         saved = self._written_at_step == trainer.progress.global_step
-        begun = trainer.progress.has_trained  # before training has begun, the step count may be that of an earlier fit
+        begun = trainer.progress.has_trained  # before training begins, the step count may come from an earlier fit
         if self.save_on_exception and begun and not saved and self._may_save(trainer):
             rank_zero_info(save_after_exception(trainer, self._exception_path(trainer), self.save_weights_only))
         elif self.save_on_exception and self._may_save(trainer) and not begun:
             rank_zero_info(f"ModelCheckpoint(save_on_exception=True) saved nothing: {BEFORE_TRAINING}")
 
     def _tell_age_of_score(self, trainer: Trainer) -> None:
-        """Log once per fit that a checkpoint's score comes from a validation at an earlier step."""
+        """Log, once per fit, if the score of a checkpoint comes from a validation at an earlier step."""
         if self.monitor is None or self._validated_score is None or self._told_age:
             return
         (value, step), now = self._validated_score, trainer.progress.global_step
@@ -317,7 +321,7 @@ class ModelCheckpoint(StoredCheckpoint):
         last = self.CHECKPOINT_NAME_LAST if self.save_last else None
         self._check_names(trainer, metrics, self.filename, last, validated=self._validated)
         saved_before, ranked_before = self._saved_at_step, self._ranked()
-        # set before the save, because the file contains this step; a resumed run then does not save the step again
+        # set before the save: the file contains the number, so a resumed run does not save this step again
         self._saved_at_step = trainer.progress.global_step
         try:
             self._save_ranked_and_last(trainer, metrics)
@@ -340,9 +344,9 @@ class ModelCheckpoint(StoredCheckpoint):
                     self._save_last(trainer, metrics, before)
             except BaseException:
                 if self.save_last == "link":
-                    dropped = []  # otherwise the old link could point to a removed file
+                    dropped = []  # the old link may point to one of these files
                 raise
-            finally:  # remove files at the end, so that a crash leaves one file too many, but no link to a missing file
+            finally:  # removed last, so that a crash never leaves a link to a missing file
                 for name in dropped:
                     self._remove(trainer, name)
 
@@ -358,11 +362,10 @@ class ModelCheckpoint(StoredCheckpoint):
 
     @contextmanager
     def _naming_last(self, trainer: Trainer, metrics: dict[str, Any]) -> Iterator[str]:
-        """Context for a save. The context yields the path that the last checkpoint had before this save, and at the end
-        removes the file at that path if the new last checkpoint has another path.
+        """Return a context for a save. The context yields the previous path of the last checkpoint. If this path
+        changes, the context removes the previous file at its end.
 
-        The path of the new last checkpoint is determined before the save, because each file that is saved in the
-        context contains this path.
+        The new path is set before the save, because each saved file contains this path.
         """
         before, batch_before = self.last_model_path, self._last_at_batch
         if self.save_last:
@@ -380,9 +383,7 @@ class ModelCheckpoint(StoredCheckpoint):
             self._remove(trainer, before)
 
     def _monitor_candidates(self, trainer: Trainer) -> dict[str, Any]:
-        """Return the logged values, the epoch and the step, for the score and for file names. Libraries override this
-        method despite its private name.
-        """
+        """Return the logged values, the epoch and the step. Libraries override this method despite its private name."""
         found = {
             **trainer.callback_metrics,
             "epoch": torch.tensor(trainer.current_epoch),
@@ -402,7 +403,7 @@ class ModelCheckpoint(StoredCheckpoint):
         if self.monitor not in metrics:
             message = not_logged("ModelCheckpoint", self.monitor, metrics.keys() - {"epoch", "step"}, trainer)
             if trainer.enable_validation and not self._validated:
-                rank_zero_warn(message)  # the first validation may still log the metric
+                rank_zero_warn(message)  # the first validation may log the metric
                 return None
             raise NotLoggedError(message)
         score = torch.as_tensor(metrics[self.monitor]).detach().to("cpu")
@@ -411,10 +412,10 @@ class ModelCheckpoint(StoredCheckpoint):
         return score
 
     def _save_ranked(self, trainer: Trainer, score: Tensor, metrics: dict[str, Any]) -> list[str]:
-        """Save a checkpoint with this score; return the files that it replaces, which the caller removes."""
+        """Save a checkpoint with this score. Return the files that the caller must remove."""
         newest_wins, dropped = self.monitor is None, self._worst()
         replaceable = [name for name in dropped if not self._resumed_from(trainer, name)]
-        before = dict(vars(self))  # the file contains the ranking, so the ranking changes before the file is written
+        before = dict(vars(self))  # the ranking changes before the save, because the file contains it
         taken: list[str] = []
         while True:
             path = self._path_for(trainer, metrics, replaceable, self.filename, taken)
@@ -436,7 +437,7 @@ class ModelCheckpoint(StoredCheckpoint):
             taken.append(path)
 
     def _write(self, trainer: Trainer, path: str, replaces: bool) -> bool:
-        """Save to ``path``. If another run has put a file there in the meantime, keep that file and return False."""
+        """Save to ``path``. If another run has just written a file there, keep that file and return False."""
         self._replaces, self._refused = replaces or not self.enable_version_counter, False
         self._save_checkpoint(trainer, path)
         if self._refused:
@@ -449,18 +450,18 @@ class ModelCheckpoint(StoredCheckpoint):
 
     def _save_last(self, trainer: Trainer, metrics: dict[str, Any], before: str) -> None:
         newest, taken = self._newest_path, list[str]()
-        # set here and not earlier, so that a run that is killed before this point still owes its last checkpoint
+        # not set earlier: if a run is killed before this line, the resumed run must write the last checkpoint
         self._last_at_batch = trainer.progress.total_batches
         while not self._write_last(trainer, newest, self.last_model_path == before):
             taken.append(self.last_model_path)
             self.last_model_path = self._path_for(trainer, metrics, [before], self.CHECKPOINT_NAME_LAST, taken)
             if newest in self.best_k_models and self._written_at_step == trainer.progress.global_step:
-                # the file already written contains the path of a last checkpoint that another run has taken
+                # the file contains the old path of the last checkpoint, which another run has taken
                 self._write(trainer, newest, replaces=True)
 
     def _write_last(self, trainer: Trainer, newest: str, replaces: bool) -> bool:
-        """Write the last checkpoint: save a file, or with "link" make a link to ``newest``; if the store still writes
-        ``newest``, order a copy of ``newest``.
+        """Write the last checkpoint. With "link", make a link to ``newest``. If the store still writes ``newest``, ask
+        the store for a copy or a link.
         """
         store, last = trainer.strategy.checkpoint_io, self.last_model_path
         writing = self._under_way is not None and newest in self._under_way.files

@@ -26,8 +26,7 @@ from drivetrain.module.export import example_pass
 
 UNKNOWN = "?"
 Sizes = list[Any] | str
-"""A shape such as ``[8, 4]``; for several tensors, a list of shapes, nested as the tensors are; ``"?"`` for anything
-else.
+"""The shape of a tensor, such as ``[8, 4]``; for a collection of tensors, a list of shapes; for anything else, ``"?"``.
 """
 
 
@@ -36,14 +35,16 @@ class ModuleRow:
     """One submodule.
 
     Attributes:
-        index: position in the table, from 0.
-        name: path from the root, as in ``named_modules``.
+        index: the position in the table, from 0.
+        name: the submodule's name in ``named_modules``.
         type: the class's name.
-        num_parameters: the number of parameters of the submodule and its children; a shared parameter counts once.
+        num_parameters: the number of elements in the parameters of the submodule and its children. A shared parameter
+            counts once.
         training: whether the submodule is in training mode.
-        is_lazy: whether some of its parameters get their shape only with the first batch; they are counted as 0.
-        flops: the floating-point operations of the submodule and its children, by kind; ``None`` if none could be
-            counted.
+        is_lazy: whether a parameter of the submodule gets its shape only with the first batch. Such a parameter counts
+            as 0.
+        flops: the number of floating-point operations of the submodule and its children, by kind; ``None`` if torch
+            could count none.
         in_sizes, out_sizes: the shapes of the inputs and outputs of the submodule's first call; ``None`` without an
             example input.
     """
@@ -68,17 +69,17 @@ class ModuleRow:
 
 @dataclass(frozen=True)
 class Summary:
-    """A module's submodules and totals; ``str`` formats it as a table.
+    """A summary of a module's submodules and totals, which ``str`` formats as a table.
 
     Attributes:
         rows: the submodules down to the requested depth, in order of definition.
-        trainable, frozen: number of elements of parameters with and without ``requires_grad``; a shared parameter
-            counts once.
+        trainable, frozen: the number of elements in the parameters with and without ``requires_grad``. A shared
+            parameter counts once.
         size_bytes: the number of bytes of all parameters.
-        modules_in_train, modules_in_eval: number of submodules of any depth by mode.
-        has_lazy: whether some parameters have no shape yet, so that the totals are too low.
-        flops: floating-point operations of one forward pass of the example input, as far as torch can count them; a
-            multiplication followed by an addition counts as two. ``None`` if nothing could be counted.
+        modules_in_train, modules_in_eval: the number of submodules in each mode, at any depth.
+        has_lazy: whether a parameter has no shape yet, so that the totals are too low.
+        flops: the number of floating-point operations of a forward pass with the example input, as far as torch can
+            count them; ``None`` if torch could count none. A multiplication and an addition count as two operations.
     """
 
     rows: tuple[ModuleRow, ...]
@@ -98,11 +99,11 @@ class Summary:
 
     @property
     def total(self) -> int:
-        """Number of elements of all parameters."""
+        """The number of elements in all parameters."""
         return self.trainable + self.frozen
 
     def totals(self) -> list[tuple[str, str]]:
-        """Return the lines below the table: pairs of value and meaning."""
+        """Return a value and its meaning for each line below the table."""
         modes = self.modules_in_train, self.modules_in_eval
         lines = _totals(self.trainable, self.frozen, self.size_bytes / 1e6, modes, self.flops)
         if self.has_lazy:
@@ -133,12 +134,13 @@ class ModelSummary(Callback):
     """Prints the model's children, parameter counts and modes when ``fit`` starts.
 
     If the module has an ``example_input_array``, the callback runs one forward pass with it, and the table also shows
-    each child's input and output shapes and an estimate of the operations. This pass has no effect on the run. If the
-    pass fails, a warning says why, and the table has no shapes.
+    each child's input and output shapes and an estimate of the operations. The pass does not change the run. If the
+    pass fails, a warning gives the reason, and the table has no shapes.
 
     Args:
-        max_depth: levels of submodules to list: 1 for the children, -1 for all, 0 for the totals alone.
-        summarize_kwargs: further arguments of :meth:`summarize`, for a subclass that overrides that method.
+        max_depth: the number of levels of submodules to list: 1 for the children, -1 for all levels, 0 for the totals
+            alone.
+        summarize_kwargs: further arguments for a subclass's :meth:`summarize`.
 
     Raises:
         ConfigurationError: ``max_depth`` is below -1.
@@ -158,7 +160,7 @@ class ModelSummary(Callback):
             self.show(summary)
 
     def show(self, summary: Summary) -> None:
-        """Print ``summary``; override this method or :meth:`summarize` to write it to another place."""
+        """Print ``summary``. To write to another place, override this method or :meth:`summarize`."""
         if overrides(self, "summarize", ModelSummary) or self._summarize_kwargs:
             self.summarize(**summary.as_arguments(), **self._summarize_kwargs)
         else:
@@ -174,16 +176,16 @@ class ModelSummary(Callback):
         total_flops: int,
         **summarize_kwargs: Any,
     ) -> None:
-        """Print a summary that is passed column by column.
+        """Print a summary from its columns.
 
         Args:
             summary_data: the heading and the cells of each column.
-            total_parameters: elements of all parameters.
-            trainable_parameters: number of elements with ``requires_grad``.
+            total_parameters: the number of elements in all parameters.
+            trainable_parameters: the number of elements in the parameters with ``requires_grad``.
             model_size: the size of all parameters, in MB.
-            total_training_modes: the number of submodules in "train" mode and in "eval" mode.
-            total_flops: operations of one forward pass; 0 if nothing could be counted.
-            summarize_kwargs: the constructor's arguments; ignored here.
+            total_training_modes: the number of submodules in each mode, "train" and "eval".
+            total_flops: the number of operations of one forward pass; 0 if torch could count none.
+            summarize_kwargs: the constructor's further arguments, which this class ignores.
         """
         titles, columns = zip(*summary_data, strict=True)
         totals = _totals(
@@ -197,9 +199,9 @@ def summarize(module: nn.Module, max_depth: int = 1) -> Summary:
     """Return a summary of ``module``.
 
     Args:
-        module: the root, which gets no row. If the root has an ``example_input_array``, one forward pass runs with it
-            (see :func:`~drivetrain.module.export.example_pass`); if the pass fails, a warning says why.
-        max_depth: levels of submodules that get a row: -1 for all, 0 for none.
+        module: the root, which gets no row. If the root has an ``example_input_array``, the root runs forward once (see
+            :func:`~drivetrain.module.export.example_pass`). If the pass fails, a warning gives the reason.
+        max_depth: the number of levels of submodules that get a row: -1 for all, 0 for none.
 
     Raises:
         ConfigurationError: ``max_depth`` is below -1.
@@ -279,9 +281,9 @@ class _Trial(NamedTuple):
     """The result of one forward pass.
 
     Attributes:
-        sizes: the input and output sizes of the submodules that ran, by the submodule's id.
+        sizes: the input and output sizes of each submodule that ran, by the submodule's ``id``.
         flops: the number of operations of the complete pass.
-        counts: the operations by the submodule's name and by the kind of operation.
+        counts: the number of operations, by the submodule's name, then by the kind of operation.
     """
 
     sizes: dict[int, tuple[Sizes, Sizes]]
@@ -290,14 +292,13 @@ class _Trial(NamedTuple):
 
 
 def _try(module: nn.Module, shown: list[nn.Module]) -> _Trial | None:
-    """Run ``forward`` with the example input. Return ``None`` if there is no example input, or, with a warning, if the
-    pass fails.
+    """Run ``forward`` with the example input. Return ``None`` if there is no example input. If the pass fails, log a
+    warning and return ``None``.
     """
     try:
         try:
             return _run(module, shown, counts=True)
-        # torch's counter of operations may have raised the error, because it does not support every form of an
-        # operation
+        # the error may come from torch's counter of operations, which does not support all arguments of an operation
         except Exception:
             return _run(module, shown, counts=False)
     except Exception as error:
@@ -339,14 +340,14 @@ def _run(module: nn.Module, shown: list[nn.Module], counts: bool) -> _Trial | No
 
 @contextmanager
 def _plain() -> Iterator[None]:
-    """Context in which every submodule runs without compilation or fusion, so that its forward hooks are called."""
+    """Return a context in which no submodule is compiled or fused, so that torch calls all forward hooks."""
     fused = torch.backends.mha.get_fastpath_enabled()
     with ExitStack() as stack:
-        # if this module was not imported, nothing is compiled; importing it here would be slow
+        # without this module nothing is compiled, and importing the module is slow
         if DYNAMO in sys.modules:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(warnings.catch_warnings())
-            # the hooks of torch's counter cause this warning, which is harmless
+            # a harmless warning about the hooks of torch's counter
             warnings.filterwarnings("ignore", "Using `torch.compile")
         torch.backends.mha.set_fastpath_enabled(False)
         stack.callback(torch.backends.mha.set_fastpath_enabled, fused)

@@ -19,23 +19,21 @@ from drivetrain.strategies.sharded_state import local_shard
 
 
 class NonFiniteLossError(DrivetrainError, ArithmeticError):
-    """A loss was infinite or NaN."""
+    """Raised if a loss is infinite or NaN."""
 
 
 class TerminateOnNaN(Callback):
     """Stops training before an infinite or NaN loss changes weights, and reports the origin of the loss.
 
     The error names the rank, the epoch, the batch, and the first layer whose output is not finite although its inputs
-    are. To find that layer, the callback calls ``training_step`` once more with the batch, without gradients and
-    logging.
+    are. To find this layer, the callback repeats ``training_step`` on the batch, without gradients and without logging.
 
     Args:
-        every_n_batches: check only every n-th batch. Fewer checks take less time, because each check waits for the
-            device and for the other ranks.
+        every_n_batches: check only every n-th batch. Each check waits for the device and for the other ranks.
 
     Raises:
         ConfigurationError: ``every_n_batches`` is not a positive integer.
-        NonFiniteLossError: during training, the loss of any rank is not finite; raised on all ranks.
+        NonFiniteLossError: during training, the loss of any rank is not finite. All ranks raise the error.
     """
 
     needs_every_rank = True

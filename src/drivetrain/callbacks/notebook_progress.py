@@ -1,4 +1,4 @@
-"""Progress in a notebook: one HTML output, which is updated in place. The notebook's file keeps the last state."""
+"""Show progress in a notebook, as an HTML output that is updated in place. The saved notebook has the last state."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ _FONT = "font-family:var(--jp-code-font-family,monospace);font-size:13px;line-he
 
 
 class NotebookProgressBar(PlainProgressBar):
-    """A bar for the epoch, and one below it for a running evaluation, in one output of the notebook's cell.
+    """Shows a bar for the epoch, and a second bar for a running evaluation, in one output of a notebook's cell.
 
-    The bar needs no ipywidgets. The output is updated a few times a second and has the notebook's colours. In a script,
-    and in a process that the notebook has started, lines of text are printed instead, because no output can be shown
-    there.
+    The bar needs no ipywidgets. The output has the notebook's colours. A script, or a process that a notebook has
+    started, cannot show such an output. The callback prints lines of text there.
 
     Args:
         refresh_rate: the minimum number of batches between two updates; 0 turns the bar off.
@@ -56,7 +55,7 @@ class NotebookProgressBar(PlainProgressBar):
             del self._now[training]
             if self.leave:
                 self._left.append(snapshot)
-        if time.monotonic() - self._sent_s >= _PAUSE_S:  # an epoch may be shorter than the pause between two updates
+        if time.monotonic() - self._sent_s >= _PAUSE_S:  # short epochs must not cause more frequent updates
             self._send()
 
     def close(self) -> None:
@@ -76,7 +75,7 @@ class NotebookProgressBar(PlainProgressBar):
 
     def _enter(self, trainer: Trainer, pl_module: LightningModule, stage: RunningStage) -> None:
         super()._enter(trainer, pl_module, stage)
-        # output of the main thread appears below the cell that is running
+        # an output that the main thread creates appears below the running cell
         if self._output is None and self._thread is not None:
             self._thread.show_now(stage is RunningStage.TRAINING)
 
@@ -92,7 +91,7 @@ class NotebookProgressBar(PlainProgressBar):
 
 
 def _html(row: Snapshot) -> str:
-    """Return one line with the bar and, if there are any, one with the metrics."""
+    """Return a line with the bar, and a second line if there are metrics."""
     bar = ""
     if row.num_batches is not None:
         bar = f'<progress value="{row.batch}" max="{row.num_batches}" style="flex:0 1 16em;min-width:4em"></progress>'

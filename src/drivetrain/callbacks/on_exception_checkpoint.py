@@ -17,12 +17,12 @@ BEFORE_TRAINING = "the exception came before this fit began to train, so there i
 
 
 class OnExceptionCheckpoint(Checkpoint):
-    """Writes one checkpoint if a fit ends with an exception, including Ctrl-C and SIGTERM, after training has begun.
+    """Writes a checkpoint if an exception, Ctrl-C or SIGTERM ends a fit.
 
     The callback replaces an earlier run's checkpoint only when the new checkpoint is complete. In the next run,
-    ``ckpt_path="last"`` finds the checkpoint. If training has not begun, the callback saves nothing and logs a line.
-    With several processes, each process writes its own part and does not wait for the others, because one of them may
-    be dead (see docs/checkpoints.md).
+    ``ckpt_path="last"`` finds the checkpoint. Before training begins, the callback saves nothing and logs a line. With
+    several processes, each process writes its own part and does not wait for other processes, which may be dead (see
+    docs/checkpoints.md).
 
     Args:
         dirpath: the folder.
@@ -55,7 +55,7 @@ class OnExceptionCheckpoint(Checkpoint):
         return [*filter(store.exists, [path]), *rank_files.find_unfinished(store, path)]
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        begun = trainer.progress.has_trained  # before training has begun, the step count may be that of an earlier fit
+        begun = trainer.progress.has_trained  # before training begins, the step count may come from an earlier fit
         if trainer.progress.fn == "fit" and begun and not trainer.fast_dev_run:
             rank_zero_info(save_after_exception(trainer, self.ckpt_path))
         elif trainer.progress.fn == "fit" and not trainer.fast_dev_run:

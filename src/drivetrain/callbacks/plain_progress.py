@@ -1,4 +1,4 @@
-"""Progress as lines of text, for log files and terminals that cannot redraw a line."""
+"""Show progress as lines of text, for log files and terminals that cannot redraw a line."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _LONGEST_S = 600.0
 
 
 class PlainProgressBar(ProgressBar):
-    """Prints a line when an epoch or an evaluation ends, and at growing intervals during it.
+    """Prints a line at growing intervals during an epoch or an evaluation, and a line at the end.
 
-    Each line begins with the date. The log of a long run stays short, because the interval doubles after each line that
-    is printed during an epoch or evaluation, up to 10 minutes.
+    Each line begins with the date. The interval doubles after each line, up to 10 minutes, so the log of a long run
+    stays short.
 
     Args:
         refresh_rate: the minimum number of batches between two lines; 0 turns the bar off.
-        leave: has no effect, because printed lines stay in any case.
+        leave: has no effect, because printed lines always stay.
         interval_s: the first interval, in seconds.
 
     Raises:
@@ -33,10 +33,7 @@ class PlainProgressBar(ProgressBar):
         self._printed_at_s, self._pause_s = time.monotonic(), interval_s
 
     def draw(self, snapshot: Snapshot) -> None:
-        """Print a line if it is due.
-
-        No line is due at the end of a sanity check, whose results are discarded, or before a stage's first batch.
-        """
+        """Print a line if the interval is over or the stage has ended. The end of a sanity check prints no line."""
         now_s = time.monotonic()
         waited = snapshot.batch > 0 and now_s - self._printed_at_s >= self._pause_s
         due = snapshot.stage != "sanity_check" if snapshot.final else waited

@@ -12,7 +12,7 @@ from drivetrain.errors import ConfigurationError, HookError, check_choice
 
 
 class WriteInterval(str, Enum):
-    """When a prediction writer writes."""
+    """The times at which a prediction writer writes."""
 
     BATCH = "batch"
     EPOCH = "epoch"
@@ -30,21 +30,23 @@ class WriteInterval(str, Enum):
 
 
 class BasePredictionWriter(Callback):
-    """Base class of callbacks that write predictions. Define the methods that ``write_interval`` names. Each is called
-    on every rank with that rank's predictions.
+    """Base class of callbacks that write predictions.
+
+    A subclass defines :meth:`write_on_batch_end`, :meth:`write_on_epoch_end` or both, as ``write_interval`` requires.
+    Every rank calls these methods with its own predictions.
 
     Args:
         write_interval: when to write: after each "batch", at the end of the "epoch", or "batch_and_epoch".
 
-    Pass ``return_predictions=False`` to ``trainer.predict`` if the program does not need the predictions: then no
-    predictions are kept in memory with "batch", and with "epoch" they are kept until they were written.
+    To save memory, pass ``return_predictions=False`` to ``trainer.predict``. Then "batch" keeps no predictions in
+    memory, and "epoch" keeps the predictions until the writer has written them.
 
     Attributes:
-        interval: the interval, with the properties ``on_batch`` and ``on_epoch``.
+        interval: the interval, as a :class:`WriteInterval`.
 
     Raises:
-        ConfigurationError: the interval is unknown; or, when a prediction begins, the method that this interval needs
-            is not defined.
+        ConfigurationError: the interval is unknown; or, when a prediction begins, the subclass lacks a method that the
+            interval requires.
     """
 
     needs_batch_indices = True
@@ -89,7 +91,7 @@ class BasePredictionWriter(Callback):
 
         Args:
             trainer, pl_module: the Trainer and its module.
-            predictions: what ``trainer.predict`` returns, in host memory.
+            predictions: the result of ``trainer.predict``, in host memory.
             batch_indices: for each loader, a list with the indices of the samples of each batch.
         """
 
@@ -120,7 +122,7 @@ class BasePredictionWriter(Callback):
         dataloader_idx: int = 0,
     ) -> None:  # fmt: skip
         if not self.interval.on_batch:
-            return  # a subclass may override this hook to write as well
+            return
         indices = trainer.predictions.current_batch_indices
         self.write_on_batch_end(trainer, pl_module, outputs, indices, batch, batch_idx, dataloader_idx)
 

@@ -1,5 +1,5 @@
-"""Base of the progress bars: a thread reads the run's counters and draws the bars, so that they add no work to the
-training loop.
+"""The base class of the progress bars. A thread reads the run's counters and draws the bar, so the training loop has no
+extra work.
 """
 
 from __future__ import annotations
@@ -33,24 +33,23 @@ def _title_of(stage: str, doc: str) -> Any:
 
 
 class ProgressBar(Callback):
-    """Base of the progress bars; a subclass shows a :class:`Snapshot` in :meth:`draw`.
+    """Base class of the progress bars; a subclass shows a :class:`Snapshot` in :meth:`draw`.
 
-    The bar has no hook inside an epoch, so it adds no work to a step. A thread wakes every ``tick_s`` seconds and reads
-    counters and the last values that were read from the device. The thread never reads a tensor, so the displayed
-    values may be slightly old. If no value is logged for the bar, the loop reads its loss from the device every 2
-    seconds. The main thread draws the end of each epoch and each evaluation, even of those that were too short for the
-    thread to draw. If drawing fails, the bar is switched off with a warning and the run continues.
+    The bar has no hook inside an epoch, so a step has no extra work. A thread wakes every ``tick_s`` seconds and reads
+    counters and metrics. The thread never waits for the device, so the displayed values can be slightly old. If no
+    value is logged for the bar, the loop reads the loss from the device every 2 seconds. The main thread draws the end
+    of each epoch and each evaluation. If drawing fails, the bar is switched off with a warning and the run continues.
 
     Args:
         refresh_rate: the minimum number of batches between two updates; 0 turns the bar off.
-        leave: keep each finished epoch's bar on the screen instead of reusing it.
+        leave: keep the bar of each finished epoch on the screen.
 
     Raises:
         ConfigurationError: ``refresh_rate`` is negative.
     """
 
     tick_s: float = 0.25
-    """The number of seconds between two times at which the thread reads the counters."""
+    """The number of seconds between two readings of the counters."""
 
     def __init__(self, refresh_rate: int = 1, leave: bool = False) -> None:
         super().__init__()
@@ -97,14 +96,12 @@ class ProgressBar(Callback):
 
     @property
     def total_train_batches(self) -> int | float:
-        """Number of batches of a training epoch; ``inf`` if the loader has no length; 0 outside a run."""
+        """The number of batches of a training epoch: ``inf`` if the loader has no length, 0 outside a run."""
         return 0 if self._trainer is None else self.trainer.num_training_batches
 
     @property
     def total_val_batches(self) -> int | float:
-        """Number of validation batches, over all loaders; 0 outside a run, and in an epoch of a fit without a
-        validation.
-        """
+        """The number of validation batches of all loaders; 0 outside a run, or if this epoch has no validation."""
         if self._trainer is None:
             return 0
         every = self.trainer.check_val_every_n_epoch if self.trainer.state.fn == TrainerFn.FITTING else None
@@ -113,46 +110,46 @@ class ProgressBar(Callback):
 
     @property
     def total_test_batches(self) -> int | float:
-        """Number of test batches, over all loaders; 0 outside a run."""
+        """The number of test batches of all loaders; 0 outside a run."""
         return 0 if self._trainer is None else sum(self.trainer.num_test_batches)
 
     @property
     def total_predict_batches(self) -> int | float:
-        """Number of prediction batches, over all loaders; 0 outside a run."""
+        """The number of prediction batches of all loaders; 0 outside a run."""
         return 0 if self._trainer is None else sum(self.trainer.num_predict_batches)
 
     @property
     def total_val_batches_current_dataloader(self) -> int | float:
-        """Number of validation batches of the current loader, or of the sanity check while it runs."""
+        """The number of validation batches of the current loader. The sanity check has a separate number."""
         sanity = self.trainer.sanity_checking
         return self._of_loader(self.trainer.num_sanity_val_batches if sanity else self.trainer.num_val_batches)
 
     @property
     def total_test_batches_current_dataloader(self) -> int | float:
-        """Number of test batches of the current loader."""
+        """The number of test batches of the current loader."""
         return self._of_loader(self.trainer.num_test_batches)
 
     @property
     def total_predict_batches_current_dataloader(self) -> int | float:
-        """Number of prediction batches of the current loader."""
+        """The number of prediction batches of the current loader."""
         return self._of_loader(self.trainer.num_predict_batches)
 
     def has_dataloader_changed(self, dataloader_idx: int) -> bool:
-        """Return whether ``dataloader_idx`` differs from that of the last call, and record it as the current loader."""
+        """Return whether ``dataloader_idx`` has changed since the last call. Make this loader the current loader."""
         before, self._dataloader_idx = self._dataloader_idx, dataloader_idx
         return before != dataloader_idx
 
     def reset_dataloader_idx_tracker(self) -> None:
-        """Forget which loader is the current one."""
+        """Forget the current loader."""
         self._dataloader_idx = None
 
     def _of_loader(self, counts: list[float]) -> int | float:
         return counts[self._dataloader_idx or 0] if counts else 0
 
-    # If a subclass overrides the property, its text is shown instead of the default.
+    # A subclass may override these properties to change the text.
 
     sanity_check_description = _title_of("sanity_check", "The name of the sanity check.")
-    train_description = _title_of("train", "The name of an epoch; the bar shows the epoch's number after it.")
+    train_description = _title_of("train", "The name of an epoch, before the epoch's number.")
     validation_description = _title_of("validate", "The name of a validation.")
     test_description = _title_of("test", "The name of a test.")
     predict_description = _title_of("predict", "The name of a prediction.")
@@ -168,10 +165,10 @@ class ProgressBar(Callback):
         self._enabled = False
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, int | str | float]:
-        """Return the values to show beside the bar: by default, those that were logged with ``prog_bar=True``.
+        """Return the values to show beside the bar: by default, the values that were logged with ``prog_bar=True``.
 
-        A subclass that overrides this method also gets the run's version as ``v_num``, which it may remove. An override
-        is called in the bar's thread, so it should read only plain numbers and no tensors.
+        If a subclass overrides this method, the base method also returns the run's version, as ``v_num``. The bar's
+        thread calls the override, so the override should not read tensors.
         """
         metrics: dict[str, int | str | float] = {**trainer.logbook.bar_metrics}
         if type(self).get_metrics is ProgressBar.get_metrics or (logger := trainer.logger) is None:
@@ -180,15 +177,15 @@ class ProgressBar(Callback):
         return metrics if version is None else {"v_num": version, **metrics}
 
     def print(self, *args: Any, **kwargs: Any) -> None:
-        """Print a line without damaging the bar; the arguments are those of the built-in ``print``."""
+        """Print a line without damaging the bar. The arguments are the arguments of the built-in ``print``."""
         with DRAWING:
             print(*args, **kwargs)
 
     def draw(self, snapshot: Snapshot) -> None:
-        """Show ``snapshot``. The bar's thread and the main thread call this method, but never at the same time."""
+        """Show ``snapshot``. The bar's thread and the main thread both call this method, but never at once."""
 
     def close(self) -> None:
-        """Restore the terminal when the run is over. Called after the last :meth:`draw`."""
+        """Restore the terminal. The bar calls this method after the last :meth:`draw`."""
 
     # ---- hooks: a few per epoch, none per batch ------------------------------------------------------------------
 
@@ -208,16 +205,14 @@ class ProgressBar(Callback):
     on_train_epoch_start = on_train_start
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Record the counts of the epoch that has ended. The epoch's metrics are reduced after all
-        ``on_train_epoch_end`` hooks, so the bar is drawn in the next hook.
+        """Record the counters of the epoch. The next hook draws the bar, because the epoch's metrics are reduced only
+        after all ``on_train_epoch_end`` hooks.
         """
         if self._thread is not None:
             self._ended_epoch = self._thread.exit()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Show the end of the last epoch, without a remaining time of the fit. Only here is it known that no further
-        epoch follows.
-        """
+        """Show the end of the last epoch, without the remaining time of the fit."""
         if self._ended_epoch is not None:
             self._ended_epoch = replace(self._ended_epoch, fit_left_s=None)
         self._draw_ended_epoch()
@@ -244,7 +239,7 @@ class ProgressBar(Callback):
     on_test_end = on_predict_end = on_validation_end
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Stop the thread, and log how a fit has ended."""
+        """Stop the thread, and log a summary of a fit."""
         fits = trainer.progress.fn is TrainerFn.FITTING and self._thread is not None
         self._stop()
         self._trainer = None
@@ -259,7 +254,7 @@ class ProgressBar(Callback):
     # ---- implementation ------------------------------------------------------------------------------------------
 
     def _start(self, trainer: Trainer, pl_module: LightningModule) -> ProgressThread | None:
-        self._trainer = weakref.ref(trainer)  # also set here, because a subclass's setup() may not call super()
+        self._trainer = weakref.ref(trainer)  # a subclass's setup() may forget to call super()
         if self._thread is None and self.is_enabled and trainer.is_global_zero:
             self._thread = ProgressThread(trainer, partial(self._draw_if_due, trainer, pl_module), self.tick_s)
             self._thread.start()
@@ -271,9 +266,7 @@ class ProgressBar(Callback):
             thread.enter(stage)
 
     def _draw_unread(self, training: bool) -> None:
-        """Draw the bar of training, or of a running evaluation, because user code reads the bar before the thread has
-        drawn it.
-        """
+        """Draw the bar of training or of an evaluation now, because user code reads the bar."""
         if self._thread is not None:
             if training and self._ended_epoch is not None:
                 self._thread.show(self._ended_epoch)
@@ -299,7 +292,7 @@ class ProgressBar(Callback):
             self._drawn = snapshot.title, snapshot.batch
 
     def _report(self) -> None:
-        """Warn once that drawing has failed; the main thread calls this method."""
+        """Warn once if drawing has failed. Only the main thread calls this method."""
         if self._thread is not None and self._thread.error is not None and self._enabled:
             self.disable()
             error = self._thread.error
@@ -315,7 +308,7 @@ class ProgressBar(Callback):
         try:
             self._draw_ended_epoch()
         finally:
-            self._thread = self._drawn = None  # frees the thread's references to the trainer and the module
+            self._thread = self._drawn = None  # the thread refers to the trainer and the module
             try:
                 self.close()
             except Exception:  # a lost terminal must not make a finished run fail
@@ -330,7 +323,7 @@ _DESCRIPTIONS = {
 
 
 def default_progress_bar() -> ProgressBar:
-    """Return the bar for this process: one that is drawn, in a notebook or a terminal; otherwise one that prints lines
+    """Return the bar for this process. In a notebook or a terminal, the bar is drawn. Elsewhere, the bar prints lines
     of text.
     """
     if notebook.can_display():

@@ -30,12 +30,12 @@ _METHODS: dict[str, Any] = {
 
 
 class ModelPruning(KeepsWeights):
-    """Sets a part of the weights to zero at the end of each epoch, with ``torch.nn.utils.prune``.
+    """Uses ``torch.nn.utils.prune`` to set a part of the weights to zero at the end of each epoch.
 
     During training, a pruned ``weight`` is computed from the parameter ``weight_orig`` and the buffer ``weight_mask``.
     With ``make_pruning_permanent``, the module has plain weights again after training, and a checkpoint's "state_dict"
-    fits a module that was never pruned. The checkpoint's entry "pruning" contains the rest of what a resumed run needs
-    to continue exactly.
+    fits a module that was never pruned. For a resumed run, the checkpoint's entry "pruning" contains the original
+    weights and the masks.
 
     Args:
         pruning_fn: a function of ``torch.nn.utils.prune`` by name, such as "l1_unstructured", or a class of your own
@@ -43,18 +43,18 @@ class ModelPruning(KeepsWeights):
         parameters_to_prune: pairs of a module and the name of one of its parameters; empty or ``None``: all parameters
             with a name in ``parameter_names``.
         parameter_names: "weight" and "bias", or one of them.
-        use_global_unstructured: choose the values to prune from all parameters together, instead of from each one
+        use_global_unstructured: choose the values to prune from all parameters together, instead of from each parameter
             separately.
-        amount: how many values to prune at a time: a fraction of the values that are not yet pruned, a number of them,
-            or a function of the epoch that returns one of these.
-        apply_pruning: whether to prune, or a function of the epoch that returns this.
+        amount: how many values to prune at a time: a fraction of the remaining values, a number of values, or a
+            function that gets the epoch and returns a fraction or a number.
+        apply_pruning: whether to prune, or a function that gets the epoch and returns whether to prune.
         make_pruning_permanent: replace the masks by plain weights with zeros at the end of training.
-        use_lottery_ticket_hypothesis: whether to set the remaining values, after pruning, to their values before
-            training; or a function of the epoch that returns this.
-        resample_parameters: with ``use_lottery_ticket_hypothesis``, draw new values instead of those before training.
-        pruning_dim: for structured methods: the dimension along which they choose what to prune.
-        pruning_norm: for "ln_structured": the order of the norm by which it chooses.
-        verbose: 1: log how many values are pruned in total; 2: also in each parameter.
+        use_lottery_ticket_hypothesis: whether to reset the remaining values to their values before training, after each
+            pruning; or a function that gets the epoch and returns whether to reset.
+        resample_parameters: with ``use_lottery_ticket_hypothesis``, reset to newly drawn values instead.
+        pruning_dim: for structured methods: the dimension along which slices are pruned.
+        pruning_norm: for "ln_structured": the order of the norm by which slices are chosen.
+        verbose: 1: log how many values are pruned; 2: also log this number for each parameter.
         prune_on_train_epoch_end: False prunes at the end of each validation instead.
 
     Raises:
@@ -114,8 +114,7 @@ class ModelPruning(KeepsWeights):
         self.idle_hooks = frozenset({"on_validation_epoch_end" if prune_on_train_epoch_end else "on_train_epoch_end"})
         self._places: list[Place] = []
         self._initial: list[torch.Tensor] = []
-        # the pruned weights that a loaded checkpoint contains, until the model is on its device; the last forward pass
-        # before the save used these weights
+        # between loading a checkpoint and on_fit_start: the pruned weights of the last forward pass before the save
         self._used: dict[str, torch.Tensor | None] = {}
 
     def filter_parameters_to_prune(self, parameters_to_prune: Sequence[Place] = ()) -> Sequence[Place]:
@@ -151,7 +150,7 @@ class ModelPruning(KeepsWeights):
             raise NotSupportedError(
                 'ModelPruning needs complete parameters, and this strategy shards them. Use strategy="ddp".'
             )
-        # torch's pruning functions read the attribute of the pruned weight, which no state dict contains
+        # torch's pruning functions read the pruned weight, an attribute that no state dict contains
         for name, used in self._used.items():
             module, parameter = _place_of(pl_module, name)
             orig, mask = getattr(module, f"{parameter}_orig").detach(), getattr(module, f"{parameter}_mask")
@@ -171,7 +170,7 @@ class ModelPruning(KeepsWeights):
         if not (self._applies(epoch) if callable(self._applies) else self._applies) or not amount:
             return
         self.apply_pruning(amount)
-        # use rank 0's mask, because a method may draw random numbers, which differ between ranks
+        # masks may be random, so all ranks use the mask of rank 0
         if trainer.world_size > 1:
             for module, name in self._places:
                 mask = getattr(module, f"{name}_mask")
@@ -179,11 +178,11 @@ class ModelPruning(KeepsWeights):
         if self._lottery(epoch) if callable(self._lottery) else self._lottery:
             self.apply_lottery_ticket_hypothesis()
         with torch.no_grad():
-            for module, name in self._places:  # torch would update the weights only in the next forward pass
+            for module, name in self._places:  # otherwise torch updates the pruned weight only in the next forward pass
                 getattr(module, name).copy_(getattr(module, f"{name}_orig") * getattr(module, f"{name}_mask"))
 
     def apply_pruning(self, amount: int | float) -> None:
-        """Prune ``amount`` of the remaining values, and log how much is pruned if ``verbose`` is not 0."""
+        """Prune ``amount`` of the remaining values. If ``verbose`` is not 0, log how many values are pruned."""
         before = [_counts(place) for place in self._places] if self._verbose else []
         if self._global:
             prune.global_unstructured(self._places, pruning_method=self.pruning_fn, amount=amount)
@@ -193,7 +192,7 @@ class ModelPruning(KeepsWeights):
             self._report(before, amount)
 
     def apply_lottery_ticket_hypothesis(self) -> None:
-        """Set the parameters to their values before training, or with ``resample_parameters`` to newly drawn values."""
+        """Reset the parameters to their values before training. With ``resample_parameters``, draw new values."""
         fresh: dict[nn.Module, nn.Module] = {}
         for (module, name), initial in zip(self._places, self._initial, strict=True):
             if self._resamples and hasattr(module, "reset_parameters"):
@@ -238,7 +237,7 @@ class ModelPruning(KeepsWeights):
         if not pruned and not self._lottery:
             return
         parts = {name: {part: weights[f"{name}_{part}"] for part in ("orig", "mask")} for name in pruned}
-        # the last forward pass has computed this tensor, perhaps from the weights before an optimizer step
+        # each tensor "used" comes from the last forward pass, perhaps before an optimizer step
         for name, each in parts.items():
             each["used"] = getattr(*_place_of(pl_module, name)).detach()
         checkpoint[_KEY] = {"parts": parts, "initial": list(self._initial)}
@@ -255,9 +254,7 @@ class ModelPruning(KeepsWeights):
     def load_weights(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any], fitting: bool
     ) -> None:
-        """In a fit, prune the parameters that the checkpoint's run had pruned, so that the fit resumes exactly. In an
-        evaluation, use plain weights.
-        """
+        """In a fit, prune the parameters as in the checkpoint. In an evaluation, use plain weights."""
         if _KEY not in checkpoint:
             return
         saved = entry(checkpoint, _KEY, Mapping)
@@ -290,20 +287,20 @@ def _method_of(pruning_fn: Any) -> Any:
 
 
 def _place_of(module: nn.Module, name: str) -> Place:
-    """Return the submodule of ``module`` and the attribute that belong to ``name``, a key of the module's state
-    dict.
-    """
+    """Split a key of the state dict of ``module``: return the submodule, and the name of its parameter."""
     path, _, parameter = name.rpartition(".")
     return module.get_submodule(path), parameter
 
 
 def _has_parameter(module: nn.Module, name: str) -> bool:
-    """Whether the attribute ``name`` of ``module`` is a parameter, and not a tensor that is computed from one."""
+    """Return whether ``name`` is a parameter of ``module`` itself. The pruned tensor that torch computes is not a
+    parameter.
+    """
     return isinstance(own_parameters(module).get(name), nn.Parameter)
 
 
 def _counts(place: Place) -> tuple[int, int]:
-    """Return the number of pruned values of a parameter, and the number of all its values."""
+    """Return the number of a parameter's pruned values, and the number of all its values."""
     module, name = place
     mask = getattr(module, f"{name}_mask", None)
     return (0, getattr(module, name).numel()) if mask is None else (int((mask == 0).sum()), mask.numel())

@@ -17,15 +17,15 @@ _TRIES = 3
 
 
 class ReplayMismatchError(DrivetrainError, RuntimeError):
-    """A training step that was computed twice from the same state gave two different results."""
+    """A training step was computed twice from the same state, with different results."""
 
 
 class ReplayCheck(Callback):
     """Computes every n-th optimizer step a second time from the same state, and compares the results bit by bit.
 
-    The losses, the gradients and the random states are compared before the optimizer's step. If any of them differ, a
-    message names what differs, and the first operation with a different result, with its line in the program. Training
-    continues with the results of the first computation. See docs/replay.md for what is restored, and what is not.
+    The losses, the gradients and the random states are compared before the optimizer's step. If a result differs, a
+    message names it, the first operation with a different result, and the operation's line in the program. Training
+    continues with the results of the first computation. See docs/replay.md for the state that is restored.
 
     Args:
         every_n_steps: replay every n-th optimizer step; ``Trainer(replay_every=n)`` does the same.
@@ -33,8 +33,9 @@ class ReplayCheck(Callback):
             "stop" raises an error on all ranks, before the optimizer's step.
 
     Raises:
-        ConfigurationError: an argument has a wrong value, or steps of this kind cannot be replayed.
-        ReplayMismatchError: during training, the results differ and ``on_mismatch`` is "stop"; raised on all ranks.
+        ConfigurationError: an argument has a wrong value, or the module's steps cannot be replayed.
+        ReplayMismatchError: during training, the results differ and ``on_mismatch`` is "stop". All ranks raise the
+            error.
     """
 
     needs_every_rank = True
@@ -48,7 +49,7 @@ class ReplayCheck(Callback):
 
     @property
     def state_key(self) -> str:
-        """The key of the callback's state. The key contains the options, because all ranks need the same options."""
+        """The key of the callback's state, with the options, so that ranks with different options are noticed."""
         return self._generate_state_key(every_n_steps=self.every_n_steps, on_mismatch=self.on_mismatch)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -76,12 +77,12 @@ class ReplayCheck(Callback):
 
     def _is_due(self, trainer: Trainer) -> bool:
         self._windows += 1
-        # The first optimizer step is not replayed, because DistributedDataParallel regroups the gradients after the
-        # first step and may then sum them in another order.
+        # The first optimizer step is not replayed: DistributedDataParallel regroups the gradients after this step,
+        # which can change the order of summation.
         return self._windows > 1 and (trainer.global_step + 1) % self.every_n_steps == 0
 
     def _compare(self, trainer: Trainer, window: ReplayedWindow) -> None:
-        """Compare the batches of one optimizer step with their replay; all ranks make the same decision.
+        """Compare an optimizer step with its second computation. All ranks make the same decision.
 
         Raises:
             ReplayMismatchError: the results differ, and ``on_mismatch`` is "stop".
@@ -108,7 +109,7 @@ class ReplayCheck(Callback):
         rank_zero_warn(message)
 
     def _first_operation(self, trainer: Trainer, window: ReplayedWindow) -> tuple[int | None, str]:
-        """Return the rank with the earliest operation whose result differs, and a sentence about this operation."""
+        """Return the rank on which the earliest operation differs, and a sentence that names the operation."""
         world = trainer.strategy.world
         old = window.operations()
         for _ in range(_TRIES):

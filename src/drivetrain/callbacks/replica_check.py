@@ -1,5 +1,5 @@
-"""Compare the replicas of a model during training; when they differ, stop, or copy the values of the majority to the
-other replicas.
+"""Compare the replicas of a model during training. If replicas differ, stop, or copy the majority's values to the other
+replicas.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ Ranks = tuple[int, ...]
 
 
 class ReplicaMismatchError(DrivetrainError, RuntimeError):
-    """Ranks that should hold the same parameters, buffers or optimizer state hold different values.
+    """Parameters, buffers or optimizer states differ between ranks that should have equal values.
 
     Attributes:
-        resume_from: the checkpoint from which the Trainer resumes the fit after this error; ``None``: the fit ends.
+        resume_from: the checkpoint from which the Trainer then resumes the fit; ``None`` ends the fit.
     """
 
     resume_from: str | None = None
@@ -41,22 +41,21 @@ class ReplicaMismatchError(DrivetrainError, RuntimeError):
 class ReplicaCheck(Callback):
     """Compares the parameters, the buffers and the optimizer state of all replicas of the model, bit by bit.
 
-    Each rank computes a 64-bit fingerprint of each of its tensors, and the ranks exchange the fingerprints as one
-    tensor: when training starts and ends, after its first optimizer step, every ``every_n_steps`` steps, and before
-    each checkpoint. So the state in every checkpoint was compared. See docs/replicas.md for what is compared, and what
-    is not.
+    Each rank computes a 64-bit fingerprint of each tensor, and the ranks exchange the fingerprints as one tensor. The
+    ranks compare when training starts and ends, after the first optimizer step, every ``every_n_steps`` steps, and
+    before each checkpoint. See docs/replicas.md for the tensors that are compared.
 
     Args:
         every_n_steps: compare after every n optimizer steps; ``Trainer(replica_check_every=n)`` does the same.
-        on_mismatch: "stop" raises an error on all ranks; "heal" copies the values of the majority, which more than half
-            of the replicas have, to the other replicas, logs a warning and continues. Without a majority, the fit
-            resumes from its newest checkpoint. If there is no checkpoint, or if the replicas differ again at the same
-            step, the callback raises the error of "stop".
+        on_mismatch: "stop" raises an error on all ranks; "heal" copies the values of the majority (more than half of
+            the replicas) to the other replicas, and logs a warning. Without a majority, the fit resumes from its newest
+            checkpoint. If there is no checkpoint, or if the replicas differ again at the same step, the callback raises
+            the error of "stop".
         ignore: names of parameters and buffers that may differ between ranks, with wildcards: ``["codebook.*"]``.
 
     Raises:
-        ConfigurationError: an argument has a wrong value, or the strategy does not keep the ranks' values equal.
-        ReplicaMismatchError: during training, the replicas differ and are not healed; raised on all ranks.
+        ConfigurationError: an argument has a wrong value, or the strategy does not keep the values of the ranks equal.
+        ReplicaMismatchError: during training, the replicas differ and were not healed. All ranks raise the error.
     """
 
     needs_every_rank = True
@@ -69,23 +68,21 @@ class ReplicaCheck(Callback):
         check_count("ReplicaCheck", "every_n_steps", every_n_steps, lowest=1)
         check_choice("ReplicaCheck", "on_mismatch", on_mismatch, ["stop", "heal"])
         self.every_n_steps, self.on_mismatch, self.ignore = every_n_steps, on_mismatch, tuple(ignore)
-        self._resumed_at_step = -1  # the step at which the replicas differed when the fit was last resumed
+        self._resumed_at_step = -1  # the step of the difference that last made the fit resume
         self._begin()
 
     def _begin(self) -> None:
-        self._groups: list[Ranks] = []  # groups of ranks that hold the same values of some tensors
-        self._own: set[str] = set()  # buffers that each rank fills from its own batches
-        self._buffers: dict[str, int] = {}  # at the last comparison: fingerprints of the buffers not in _own
-        # names of buffers in _buffers that have changed and were equal on all ranks afterwards
+        self._groups: list[Ranks] = []  # groups of ranks that should have equal tensors
+        self._own: set[str] = set()  # names of local buffers, which each rank fills from its own batches
+        self._buffers: dict[str, int] = {}  # fingerprints of the other buffers at the last comparison
+        # names of buffers that have changed in the same way on all ranks
         self._agreed: set[str] = set()
         self._next_step, self._equal_at_step = 0, -1
         self._failure = ""
 
     @property
     def state_key(self) -> str:
-        """The key of the state; with different options, ranks have different keys, because the key contains the
-        options.
-        """
+        """The key of the callback's state, with the options, so that ranks with different options are noticed."""
         options = {"every_n_steps": self.every_n_steps, "on_mismatch": self.on_mismatch, "ignore": self.ignore}
         return self._generate_state_key(**options)
 
@@ -116,8 +113,7 @@ class ReplicaCheck(Callback):
                 before_save=lambda: self._before_save(trainer), state_alone=lambda: self._state_alone(trainer)
             )
         )
-        # Compare after the first step already: this comparison shows which buffers change in the same way on all ranks,
-        # and which do not.
+        # Compare after the first step already, to find the local buffers.
         self._next_step = trainer.global_step + 1
         self._check(trainer)
 
@@ -132,15 +128,15 @@ class ReplicaCheck(Callback):
     def _before_save(self, trainer: Trainer) -> None:
         if self._failure:
             raise ReplicaMismatchError(f"Nothing is saved, because the replicas differ. {self._failure}")
-        # The world has size 1 after an exception, when each rank saves alone, because another rank may be dead.
+        # After an exception each rank saves alone, in a world of size 1, because other ranks may be dead.
         if trainer.strategy.world.size > 1:
             self._check(trainer)
 
     def _state_alone(self, trainer: Trainer) -> list[int]:
-        """Return, without communication, fingerprints of those tensors of this rank that should be equal on all ranks.
+        """Return fingerprints of the tensors that should be equal on all ranks. The ranks do not communicate.
 
-        Shards are left out. Buffers are left out, too, because each rank may fill a buffer from its own batches, and
-        only a comparison with the other ranks shows which buffers these are.
+        Shards are left out. Buffers are left out, too: each rank may fill a buffer from its own batches, and one rank
+        cannot tell which buffers these are.
         """
         if tuple(range(trainer.world_size)) not in self._groups:
             return []
@@ -154,7 +150,7 @@ class ReplicaCheck(Callback):
     # ---- one comparison ------------------------------------------------------------------------------------------
 
     def _check(self, trainer: Trainer, heals: bool = True) -> None:
-        """Compare the replicas; the host waits for the device only once.
+        """Compare the replicas. The host waits for the device only once.
 
         Raises:
             ReplicaMismatchError: the replicas differ, and were not healed.
@@ -177,7 +173,7 @@ class ReplicaCheck(Callback):
         self._buffers, self._equal_at_step = now, trainer.global_step
 
     def _prints(self, trainer: Trainer) -> dict[Ranks, _Prints]:
-        """Return this rank's fingerprints, grouped by the ranks that should have equal fingerprints."""
+        """Return this rank's tensors for each group of ranks that should have equal values."""
         buffers = {id(buffer) for buffer in trainer.lightning_module.buffers()}
         found: dict[Ranks, _Prints] = {}
         for name, tensor in self._compared(trainer):
@@ -194,9 +190,9 @@ class ReplicaCheck(Callback):
                 yield name, tensor
 
     def _details(self, prints: _Prints) -> dict[str, tuple[int, bool]]:
-        """Return, for each tensor's name, its fingerprint, and whether it may be a buffer that each rank fills from its
-        own batches. A tensor may be such a buffer if it has changed on this rank since the last comparison, and if its
-        changes were never equal on all ranks.
+        """Return, by the tensor's name, the tensor's fingerprint, and whether the tensor may be a local buffer, which
+        each rank fills from its own batches. A local buffer has changed on this rank since the last comparison, and has
+        never changed in the same way on all ranks.
         """
         own = {name for name in prints.buffers if name not in self._agreed}
         return {
@@ -205,8 +201,8 @@ class ReplicaCheck(Callback):
         }
 
     def _resolve(self, trainer: Trainer, prints: Mapping[Ranks, _Prints], differ: list[Ranks], heals: bool) -> None:
-        """Find out which tensors differ, and leave each out of later comparisons, heal it or report it. All ranks make
-        the same decisions.
+        """Find the tensors that differ. Leave local buffers out of later comparisons, and heal or report all other
+        tensors. All ranks make the same decisions.
         """
         world = trainer.strategy.world
         own = {ranks: self._details(prints[ranks]) for ranks in differ if ranks in prints}
@@ -263,11 +259,11 @@ class ReplicaCheck(Callback):
 
 @dataclass
 class _Prints:
-    """This rank's copies of the tensors that should be equal on a group of ranks, with their fingerprints.
+    """This rank's tensors that should be equal in a group of ranks, with the fingerprints of the tensors.
 
     Attributes:
-        tensors: the tensors by name; the buffers among them follow each other without a gap.
-        buffers: the names of the buffers among them.
+        tensors: the tensors by name. The buffers are consecutive entries.
+        buffers: the names of those tensors that are buffers.
     """
 
     tensors: dict[str, Tensor]
@@ -288,9 +284,7 @@ class _Prints:
 
 @dataclass(frozen=True)
 class _Difference:
-    """A tensor that differs between ``ranks``; ``values`` has each rank's fingerprint, or ``None`` for a rank without
-    the tensor.
-    """
+    """A tensor that differs between ranks. ``values`` has each rank's fingerprint, or ``None`` if the rank lacks it."""
 
     name: str
     ranks: Ranks
@@ -298,12 +292,12 @@ class _Difference:
 
     @property
     def owner(self) -> str:
-        """The name of the parameter or the buffer to which the tensor belongs."""
+        """The name of the parameter or buffer to which the tensor belongs."""
         return self.name.split(" of ")[-1].split(" in ")[0]
 
     @cached_property
     def right(self) -> Ranks:
-        """The ranks with the value that more than half of all ranks have; empty if there is no such value."""
+        """The ranks with the majority's value; empty if no value is on more than half of the ranks."""
         everyones = list(self.values.values())
         common = max(set(everyones), key=everyones.count)
         has_most = common is not None and 2 * everyones.count(common) > len(everyones)
@@ -311,7 +305,7 @@ class _Difference:
 
     @property
     def curable(self) -> bool:
-        """Whether more than half of the ranks have the same value, and each rank has the tensor."""
+        """Whether there is a majority, and each rank has the tensor."""
         return bool(self.right) and None not in self.values.values()
 
     @property
@@ -321,9 +315,7 @@ class _Difference:
 
     @torch.no_grad()
     def heal(self, world: Any, prints: Mapping[Ranks, _Prints]) -> None:
-        """Copy the tensor of one rank in :attr:`right` to the ranks in :attr:`wrong`; every rank of ``world`` must call
-        this method.
-        """
+        """Copy the tensor from a rank in :attr:`right` to all ranks in :attr:`wrong`. Every rank must call this."""
         mine = prints[self.ranks].tensors[self.name] if world.rank in self.ranks else None
         source = self.right[0]
         value = world.broadcast(None if mine is None or world.rank != source else local_shard(mine).cpu(), source)
@@ -332,9 +324,7 @@ class _Difference:
 
 
 def _why_not_healed(wrong: Sequence[_Difference], tried: bool) -> str:
-    """Return why the values of the majority could not be copied to the other replicas; ``tried``: whether they were
-    copied just before.
-    """
+    """Return a sentence that says why the replicas were not healed. ``tried``: whether they were healed just before."""
     if tried:
         return " The values of most replicas were copied to the others, which then differed again."
     if all(each.right for each in wrong):
@@ -345,7 +335,7 @@ def _why_not_healed(wrong: Sequence[_Difference], tried: bool) -> str:
 
 
 def _text(wrong: Sequence[_Difference], places: Sequence[str]) -> str:
-    """Return sentences that say which ranks differ in which tensors."""
+    """Return sentences that name the ranks and the tensors that differ."""
     names: dict[tuple[Ranks, Ranks], list[str]] = {}
     for each in wrong:
         names.setdefault((each.wrong, each.right), []).append(each.name)

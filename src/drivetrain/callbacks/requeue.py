@@ -21,13 +21,13 @@ from drivetrain.trainer.telling import tell
 
 
 class Requeue(Callback):
-    """When the cluster's signal arrives in a fit, saves a checkpoint, requeues the job and ends the run.
+    """Saves a checkpoint, requeues the job and ends the run when the cluster's signal arrives in a fit.
 
     The Trainer adds the callback if the cluster environment requeues jobs: ``SLURMEnvironment(auto_requeue=True)``. The
-    signal's handler only records that the signal has arrived. After the training or validation batch on which all ranks
-    agree (see :mod:`drivetrain.loops.stop`), ``hpc_ckpt_<n>.ckpt`` is written to ``default_root_dir``, and rank 0
-    requeues the job. The restarted job resumes, in the fit that was interrupted, from the file with the highest number
-    among those that this job wrote. A signal during the set-up takes effect at the first training batch.
+    signal's handler only records the signal. All ranks then agree on a training or validation batch (see
+    :mod:`drivetrain.loops.stop`). After this batch, ``hpc_ckpt_<n>.ckpt`` is written to ``default_root_dir``, and rank
+    0 requeues the job. The restarted job resumes the interrupted fit from its own file with the highest number. A
+    signal during the set-up takes effect at the first training batch.
 
     Args:
         environment: the cluster environment, which requeues the job.
@@ -35,7 +35,7 @@ class Requeue(Callback):
 
     position = "last"  # run last, so that the checkpoint is complete
 
-    _fits = 0  # how many fits this process has begun; it tells which fit of the program wrote a file
+    _fits = 0  # the number of fits that this process has begun; a file contains the number of its fit
 
     def __init__(self, environment: ClusterEnvironment) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Requeue(Callback):
         self._saves = True
         try:
             path = self._next_path(trainer)
-            while not save_new(trainer, path):  # another job has written a file with this number in the meantime
+            while not save_new(trainer, path):  # another job has just used this number
                 path = self._next_path(trainer)
             wait_for(trainer.strategy.checkpoint_io, path)
         finally:
@@ -105,12 +105,12 @@ class Requeue(Callback):
             checkpoint["requeue"] = {"job": self.environment.requeue_id(), "fit": Requeue._fits}
 
     def own_checkpoint(self, trainer: Trainer) -> str | None:
-        """Return the checkpoint that this fit wrote before the job was requeued; ``None`` if there is none."""
+        """Return the newest checkpoint that this fit wrote before the job was requeued; ``None`` if there is none."""
         if self.environment.restart_count() <= 0:
             return None
         files = numbered(trainer.default_root_dir, trainer.strategy.checkpoint_io)
         wanted = {"job": self.environment.requeue_id(), "fit": Requeue._fits + 1}
-        for number in sorted(files, reverse=True):  # some files may be those of other jobs
+        for number in sorted(files, reverse=True):  # other jobs may have written some of the files
             checkpoint = trainer.strategy.load_checkpoint(files[number])
             if isinstance(checkpoint, Mapping) and checkpoint.get("requeue") == wanted:
                 return files[number]

@@ -1,4 +1,4 @@
-"""The model summary as a table drawn by rich."""
+"""Print the model summary as a table of rich."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from drivetrain.errors import check_installed
 class RichModelSummary(ModelSummary):
     """Prints the model's children, parameter counts and modes as a table when ``fit`` starts.
 
-    If the module has an ``example_input_array``, the table also shows shapes and operations, as that of
-    :class:`~drivetrain.callbacks.ModelSummary`.
+    If the module has an ``example_input_array``, the table also shows shapes and operations, as
+    :class:`~drivetrain.callbacks.ModelSummary` does.
 
     Args:
-        max_depth: levels of submodules to list: 1 for the children, -1 for all, 0 for the totals alone.
+        max_depth: the number of levels of submodules to list: 1 for the children, -1 for all levels, 0 for the totals
+            alone.
         table_kwargs: passed on to ``rich.table.Table``: ``title``, ``header_style``, ...
 
     Raises:
@@ -30,7 +31,7 @@ class RichModelSummary(ModelSummary):
         self._table_kwargs = table_kwargs
 
     def show(self, summary: Summary) -> None:
-        """Print ``summary`` on rich's console. If a subclass overrides ``summarize``, that method is called instead."""
+        """Print ``summary`` on rich's console. If a subclass overrides ``summarize``, call ``summarize`` instead."""
         if overrides(self, "summarize", ModelSummary):
             self.summarize(**summary.as_arguments(), **self._table_kwargs)
             return
@@ -40,7 +41,7 @@ class RichModelSummary(ModelSummary):
             table = rich_table.Table(**{"header_style": "bold", **self._table_kwargs})
             for title in summary.header:
                 table.add_column(title, justify="right" if title == "Params" else "left")
-            for row in summary.rows:  # Text, because rich would read brackets in a name as markup
+            for row in summary.rows:  # as Text, because rich reads brackets in a str as markup
                 table.add_row(*(rich_text.Text(cell) for cell in row.cells()))
             console.print(table)
         totals = rich_table.Table.grid(padding=(0, 2))

@@ -1,4 +1,4 @@
-"""Progress drawn by rich, in a terminal or a notebook."""
+"""Show progress with the package rich, in a terminal or a notebook."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 @dataclass
 class RichProgressBarTheme:
-    """Styles of rich for the parts of a :class:`RichProgressBar`; "" means rich's default style.
+    """Styles for the parts of a :class:`RichProgressBar`; "" is rich's default style.
 
     Attributes:
-        description: style of the stage's name.
-        progress_bar, progress_bar_finished, progress_bar_pulse: styles of the bar while it runs, when it is complete,
-            and if the number of batches is unknown.
-        batch_progress, time, processing_speed, metrics: styles of the texts beside the bar.
+        description: the style of the stage's name.
+        progress_bar, progress_bar_finished, progress_bar_pulse: the styles of an unfinished bar, a finished bar, and a
+            bar without a known number of batches.
+        batch_progress, time, processing_speed, metrics: the styles of the texts beside the bar.
         metrics_text_delimiter: the text between two metrics.
-        metrics_format: the format of a metric that is a float, as for ``format``.
+        metrics_format: the format of a float, as for the built-in ``format``.
     """
 
     description: str = ""
@@ -46,12 +46,12 @@ class RichProgressBarTheme:
 
 
 class RichProgressBar(ProgressBar):
-    """Shows a bar for the epoch, and one below it for a running evaluation.
+    """Shows a bar for the epoch, and a second bar for a running evaluation.
 
     Args:
         refresh_rate: the minimum number of batches between two updates; 0 turns the bar off.
         leave: keep the bar of each finished epoch and each finished evaluation.
-        theme: styles of the bar's parts.
+        theme: the styles of the bar's parts.
         console_kwargs: arguments for a new ``rich.console.Console``; without them, rich's global console is used.
 
     Raises:
@@ -70,8 +70,7 @@ class RichProgressBar(ProgressBar):
         self.theme = RichProgressBarTheme() if theme is None else theme
         self._console_kwargs = console_kwargs
         self._progress: _rich_layout.FittingProgress | None = None
-        # the key says whether the stage is training; the value is the current bar and its text, which is "" after an
-        # evaluation
+        # the current bar and its text, which is "" after an evaluation; the key is True for training
         self._tasks: dict[bool, tuple[TaskID, str]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -79,14 +78,14 @@ class RichProgressBar(ProgressBar):
 
     @property
     def progress(self) -> Progress | None:
-        """What rich draws; ``None`` outside a run."""
+        """The ``Progress`` that rich draws; ``None`` outside a run."""
         if self._progress is None:
             self._draw_unread(True)
             self._draw_unread(False)
         return self._progress
 
     def draw(self, snapshot: Snapshot) -> None:
-        """Update the bar of the snapshot's stage; the bar is created on first use."""
+        """Update the bar of the snapshot's stage. The first call creates the bar."""
         if self._progress is None:
             self._progress = self._open()
         progress, training = self._progress, snapshot.is_training
@@ -118,7 +117,7 @@ class RichProgressBar(ProgressBar):
             progress.update(task, visible=self.leave or not snapshot.transient)
 
     def close(self) -> None:
-        """Stop rich's display; the last state of the bars stays on the screen."""
+        """Stop rich's display. The last state of the bars stays on the screen."""
         progress, self._progress = self._progress, None
         self._tasks = {}
         if progress is not None:
@@ -128,7 +127,7 @@ class RichProgressBar(ProgressBar):
     # ---- for subclasses ------------------------------------------------------------------------------------------
 
     def configure_columns(self, trainer: Trainer) -> list[ProgressColumn]:
-        """Return the columns of the bars, for ``rich.progress.Progress``; called when the first bar is drawn."""
+        """Return the columns of the bars, for ``rich.progress.Progress``. The first :meth:`draw` calls this method."""
         theme = self.theme
         styles = {"count": theme.batch_progress, "rate": theme.processing_speed, "left": theme.time}
         styles["metrics"] = theme.metrics
@@ -158,19 +157,19 @@ class RichProgressBar(ProgressBar):
 
     @property
     def val_progress_bar_id(self) -> TaskID | None:
-        """The id of the bar of the running evaluation, or of the last one; the properties below are aliases."""
+        """The id of the bar of the running or last evaluation; ``None`` if there is none."""
         return self._task_id(False)
 
     val_sanity_progress_bar_id = test_progress_bar_id = predict_progress_bar_id = val_progress_bar_id
 
     @property
     def train_progress_bar(self) -> Task | None:
-        """The epochs' bar; ``None`` if there is none."""
+        """The bar for epochs; ``None`` if there is none."""
         return self._task(self.train_progress_bar_id)
 
     @property
     def val_progress_bar(self) -> Task | None:
-        """The bar of the running evaluation, or of the last one; the properties below are aliases."""
+        """The bar of the running or last evaluation; ``None`` if there is none."""
         return self._task(self.val_progress_bar_id)
 
     val_sanity_check_bar = test_progress_bar = predict_progress_bar = val_progress_bar
@@ -190,7 +189,7 @@ class RichProgressBar(ProgressBar):
             *self.configure_columns(trainer),
             delimiter=self.theme.metrics_text_delimiter,
             console=None if self._console_kwargs is None else rich_console.Console(**self._console_kwargs),
-            auto_refresh=False,  # with auto_refresh, rich would start a thread of its own
+            auto_refresh=False,  # with auto_refresh, rich would start another thread
         )
         progress.start()
         return progress

@@ -20,7 +20,7 @@ from drivetrain.errors import DrivetrainError, check_choice, check_count, is_num
 
 
 class TrainingSpikeException(DrivetrainError, RuntimeError):
-    """The loss of a batch was a spike.
+    """The loss of a batch has a spike.
 
     Attributes:
         batch_idx: the index of the batch in its epoch.
@@ -32,10 +32,10 @@ class TrainingSpikeException(DrivetrainError, RuntimeError):
 
 
 class LossWatch:
-    """Detects a spike by comparison with the previous losses, and records the batches to leave out of a later run.
+    """Compares each loss with the previous losses, and records the batches to leave out after a spike.
 
     Args:
-        arguments: those of :class:`SpikeDetection`.
+        arguments: the arguments of :class:`SpikeDetection`.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class LossWatch:
         self._losses: deque[float] = deque(maxlen=window)
 
     def is_spike(self, value: float) -> bool:
-        """Return whether a loss is a spike compared with the losses added so far."""
+        """Return whether a loss is a spike, compared with the losses so far."""
         if not math.isfinite(value):
             return self.finite_only
         if not self._losses or (value <= self.last_val if self.mode == "min" else value >= self.last_val):
@@ -72,13 +72,13 @@ class LossWatch:
         return far and (self.rtol is None or difference >= abs(self.rtol * self._mean()))
 
     def add(self, value: float) -> None:
-        """Add a loss to the mean; a loss that is not finite is ignored."""
+        """Add a finite loss to the mean. Ignore a non-finite loss."""
         if math.isfinite(value):
             self._losses.append(value)
             self.last_val = value
 
     def exclude(self, batch_idx: int, place: str | Path, writes: bool) -> str:
-        """Record this batch and the previous one as batches to leave out.
+        """Record this batch and the previous batch as batches to leave out.
 
         Args:
             batch_idx: the index of the batch with the spike.
@@ -98,15 +98,15 @@ class LossWatch:
         return path
 
     def check(self, run: Any, is_spike: bool, value: float, batch_idx: int, place: str | Path, epoch: str = "") -> None:
-        """Add a loss, unless one of the ranks has a spike.
+        """If no rank has a spike, add the loss. Otherwise, record the batches and raise an error.
 
         Args:
             run: the Trainer or the Engine.
             is_spike: whether this rank's loss is a spike.
             value: the loss.
-            batch_idx: the batch.
+            batch_idx: the index of the batch.
             place: the file or folder for the batches to leave out, if ``exclude_batches_path`` was not given.
-            epoch: the epoch, in the message.
+            epoch: a text about the epoch, for the message.
 
         Raises:
             TrainingSpikeException: the loss is a spike on at least one rank.
@@ -138,19 +138,19 @@ class SpikeDetection(LossWatch, Callback):
     """Stops training when the loss of any rank has a spike, and records the batches to leave out of a later run.
 
     A loss is a spike if it is worse than the previous loss, and differs from the mean of the last ``window`` losses by
-    at least ``atol`` and by at least ``rtol`` times that mean. Either this batch or the previous one may have caused
-    the spike, so the indices of both are written to a JSON file, as a list. The run ends with a
-    :class:`TrainingSpikeException`. At that time the optimizer has already stepped, so resume from an earlier
-    checkpoint. Checking a batch waits for the device.
+    at least ``atol`` and by at least ``rtol`` times the mean. This batch or the previous batch may have caused the
+    spike, so the indices of both batches are written to a JSON file, as a list. The run ends with a
+    :class:`TrainingSpikeException`. The optimizer has stepped before the error, so resume from an earlier checkpoint.
+    Checking a batch waits for the device.
 
     Args:
-        mode: "min": a larger loss is worse; "max": a smaller one is.
+        mode: "min": a larger loss is worse; "max": a smaller loss is worse.
         window: the number of losses in the mean.
-        warmup: the number of first batches that are never a spike.
-        atol, rtol: the smallest absolute and relative difference of a spike; ``None``: any difference.
+        warmup: the number of batches at the start that are not checked.
+        atol, rtol: the smallest absolute and the smallest relative difference of a spike; ``None``: any difference.
         exclude_batches_path: the file, or the folder for ``skip_batches.json``; ``None``: the Trainer's
             ``default_root_dir``.
-        finite_only: treat a non-finite loss as a spike too; otherwise a non-finite loss is ignored.
+        finite_only: treat a non-finite loss as a spike; otherwise, ignore a non-finite loss.
 
     Raises:
         ConfigurationError: an argument is invalid.
@@ -159,7 +159,7 @@ class SpikeDetection(LossWatch, Callback):
     needs_every_rank = True
 
     _batches = 0
-    _said = False  # whether it was logged that there is no loss to check
+    _said = False  # whether the warning about a missing loss was logged
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

@@ -1,6 +1,4 @@
-"""Stochastic weight averaging: constant learning rates at the end of training, and the mean of the weights in that
-phase.
-"""
+"""Stochastic weight averaging: average the weights of the last epochs, which have constant learning rates."""
 
 from __future__ import annotations
 
@@ -29,18 +27,18 @@ _OWNER = "StochasticWeightAveraging"
 
 
 class StochasticWeightAveraging(WeightAveraging):
-    """Averages the weights of the last epochs, in which the learning rates go to constant values.
+    """Averages the weights of the last epochs, and uses constant learning rates in these epochs.
 
     From the epoch ``swa_epoch_start`` on, a ``torch.optim.swa_utils.SWALR`` replaces the schedulers, and the weights at
     the end of each epoch are added to the average. At the end of training, the module gets the average. If the module
-    has batch norm layers, another pass over the training data computes their statistics for the averaged weights:
-    ``training_step`` is called without gradients, and its logged values are discarded.
+    has batch norm layers, another pass over the training data computes the statistics of these layers for the averaged
+    weights. In this pass, the callback calls ``training_step`` without gradients and discards the logged values.
 
     Validation runs with the trained weights, not with the average. Checkpoints have the same entries as with
-    :class:`WeightAveraging`. A resumed run, too, computes the statistics of batch norm at its end.
+    :class:`WeightAveraging`. A resumed run computes the statistics of batch norm at its end, too.
 
     Args:
-        swa_lrs: the constant learning rate, or one for each parameter group.
+        swa_lrs: the constant learning rate, or a list with a rate for each parameter group.
         swa_epoch_start: the first epoch, counted from 0, whose weights are averaged; a float is a fraction of
             ``max_epochs``.
         annealing_epochs: the number of epochs in which the learning rates change to ``swa_lrs``.
@@ -92,7 +90,7 @@ class StochasticWeightAveraging(WeightAveraging):
             self.began = False
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check the module and the optimizer, and continue the schedule of the checkpoint if the fit resumes."""
+        """Check the module and the optimizer. If the fit resumes, continue the checkpoint's schedule."""
         if not pl_module.automatic_optimization or len(trainer.optimizers) != 1:
             raise ConfigurationError(
                 f"{_OWNER} needs one optimizer and automatic optimization, and {type(pl_module).__name__} has "
@@ -149,7 +147,7 @@ class StochasticWeightAveraging(WeightAveraging):
         """Do nothing: validation ran with the trained weights."""
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Set the module to the average, and compute the statistics of batch norm."""
+        """Copy the average into the module, and compute the statistics of batch norm."""
         endless = trainer.max_epochs in (None, -1)
         if self._early and not endless and trainer.current_epoch != trainer.max_epochs:
             return
@@ -159,7 +157,7 @@ class StochasticWeightAveraging(WeightAveraging):
         if self.n_averaged and layers and not (self._early and endless):
             _compute_statistics(trainer, pl_module, layers)
             if self._early:
-                trainer.optimizers[0].step()  # this step uses the gradients of the last accumulated batches
+                trainer.optimizers[0].step()  # apply the gradients of the last accumulated batches
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "began": self.began}
@@ -173,9 +171,7 @@ class StochasticWeightAveraging(WeightAveraging):
 
 
 def _compute_statistics(trainer: Trainer, module: LightningModule, layers: list[Any]) -> None:
-    """Compute the running means and variances of batch norm in one pass over the training data, on all ranks
-    together.
-    """
+    """Compute the statistics of batch norm in a pass over the training data. All ranks call this function."""
     run: Any = trainer.current_run
     loader, strategy = run.loaders.training(), trainer.strategy
     limit = trainer.num_training_batches
@@ -190,7 +186,7 @@ def _compute_statistics(trainer: Trainer, module: LightningModule, layers: list[
     modes = {each: each.training for each in module.modules()}
     with undisturbed(module), workers_kept([loader]), objects_kept([loader]):
         for each, training in modes.items():
-            each.training = training  # a part whose train() does nothing keeps its mode
+            each.training = training  # a submodule with its own train() may keep its mode
         module.train()
         for layer in layers:
             layer.reset_running_stats()

@@ -1,4 +1,4 @@
-"""Log samples, batches and operations per second, and the share of the device's peak that the operations reach."""
+"""Log the throughput of a run: samples, batches and operations per second, and the share of the device's peak."""
 
 from __future__ import annotations
 
@@ -20,20 +20,19 @@ _TOTALS = ("batches", "samples", "lengths")
 class ThroughputMonitor(Callback):
     """Logs how fast a run is, under ``train/``, ``validate/``, ``test/`` and ``predict/``.
 
-    In training, the callback logs whenever the Trainer writes to the loggers, and in an evaluation at the evaluation's
-    end. Only when it logs does the callback wait for the device. The time of validations does not count as training.
-    The logged names are those of :class:`Throughput`, as in ``train/device/samples_per_sec``. If the module has
-    ``flops_per_batch``, the number of operations of one batch on one device, the callback also logs
-    ``train/device/flops_per_sec`` and ``train/device/mfu``. A resumed run continues the totals of the run that it
-    resumes.
+    In training, the callback logs whenever the Trainer writes to the loggers. An evaluation logs at its end. The
+    callback waits for the device only before it logs. The time of a validation does not count as training. The logged
+    names are the names of :class:`Throughput` after the stage, as in ``train/device/samples_per_sec``. If the module
+    has ``flops_per_batch``, the number of operations of one batch on one device, the callback also logs
+    ``train/device/flops_per_sec`` and ``train/device/mfu``. A resumed run continues the totals in its checkpoint.
 
     Args:
-        batch_size_fn: returns the number of samples in a batch.
-        length_fn: returns the number of items, such as tokens, in a batch.
-        available_flops: the peak of one device in operations per second; ``None``: the peak from a table of common
-            GPUs; for a device that is not in the table, ``mfu`` is not logged.
+        batch_size_fn: a function that returns the number of samples in a batch.
+        length_fn: a function that returns the number of items, such as tokens, in a batch.
+        available_flops: the peak of one device, in operations per second; ``None``: the peak from a table of common
+            GPUs. If the table lacks the device, ``mfu`` is not logged.
         window_size: the number of logged values over which a rate is computed.
-        separator: the string between the parts of a name.
+        separator: the text between the parts of a logged name.
 
     Raises:
         ConfigurationError: a function is not callable; or, when a run begins, the run has no logger.
@@ -60,8 +59,8 @@ class ThroughputMonitor(Callback):
         self._stages: dict[str, Throughput] = {}
         self._totals: dict[str, dict[str, int]] = {}
         self._starts: dict[str, float] = {}
-        self._batches_before: dict[str, int] = {}  # for each stage, the number of batches at the last update
-        self._earlier_s = 0.0  # the seconds of the runs that this run resumes
+        self._batches_before: dict[str, int] = {}  # the number of batches at the last update, by stage
+        self._earlier_s = 0.0  # the training time in the checkpoint
         self._paused_at = 0.0
         self._told = False
 
@@ -177,5 +176,4 @@ class ThroughputMonitor(Callback):
 
 
 def _stage(trainer: Any) -> str:
-    """Return the name of the running stage, as it is used in the logged names."""
     return trainer.progress.loop_stage.value

@@ -25,11 +25,11 @@ class Timer(Callback):
 
     Args:
         duration: the maximum training time, including validation: "DD:HH:MM:SS", a timedelta or a dictionary of its
-            arguments; ``None`` only measures.
+            arguments; ``None`` sets no limit.
         interval: when to check the time: "step", after each batch, or "epoch", at the end of each epoch.
         verbose: log a line when the time is over.
 
-    A checkpoint contains the time that was used until the save, so that a resumed run has only the remaining time.
+    A checkpoint contains the time used so far, and a resumed run has only the remaining time.
 
     Raises:
         ConfigurationError: ``duration`` or ``interval`` is invalid.
@@ -48,10 +48,10 @@ class Timer(Callback):
         self.verbose = verbose
         self.ends_training = self.duration_s is not None
         self._clock = time.monotonic
-        self._asked = False  # whether the running fit was asked to end
+        self._asked = False  # whether the callback has asked the fit to stop
         self._starts: dict[str, float] = {}
         self._ends: dict[str, float] = {}
-        self._earlier_s = dict.fromkeys(_STAGES, 0.0)  # the seconds of the runs that this run resumes
+        self._earlier_s = dict.fromkeys(_STAGES, 0.0)  # the seconds in the resumed checkpoint, by stage
         wanted = {"on_train_batch_end": interval == "step", "on_train_epoch_end": interval == "epoch"}
         self.idle_hooks = frozenset(
             hook
@@ -60,15 +60,15 @@ class Timer(Callback):
         )
 
     def start_time(self, stage: str = "train") -> float | None:
-        """Return when ``stage`` began, in seconds of a monotonic clock; ``None`` before."""
+        """Return when ``stage`` began, in seconds of a monotonic clock; ``None`` if it has not begun."""
         return self._starts.get(_name(stage))
 
     def end_time(self, stage: str = "train") -> float | None:
-        """Return when ``stage`` ended; ``None`` before."""
+        """Return when ``stage`` ended, in seconds of a monotonic clock; ``None`` if it has not ended."""
         return self._ends.get(_name(stage))
 
     def time_elapsed(self, stage: str = "train") -> float:
-        """Return the number of seconds of a stage so far, including those of the runs that this run resumes.
+        """Return the number of seconds of a stage so far, including the seconds in the resumed checkpoint.
 
         Args:
             stage: "train", "validate", "test" or "predict".
@@ -80,11 +80,11 @@ class Timer(Callback):
         return self._earlier_s[name] + self._ends.get(name, self._clock()) - begin
 
     def time_remaining(self, stage: str = "train") -> float | None:
-        """Return the number of seconds that remain of ``duration``; ``None`` if no duration was given."""
+        """Return how many seconds of ``duration`` remain; ``None`` without a duration."""
         return None if self.duration_s is None else self.duration_s - self.time_elapsed(stage)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage == "fit":  # a new fit starts with no time used; a checkpoint may add time afterwards
+        if stage == "fit":  # a checkpoint may add its time afterwards
             self._asked = False
             self._starts.clear()
             self._ends.clear()
@@ -95,7 +95,7 @@ class Timer(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         stage = _name(trainer.progress.loop_stage)
-        if stage in self._ends:  # if the stage runs a second time, its time is added
+        if stage in self._ends:  # if a stage runs again, the times are added
             self._earlier_s[stage] = self.time_elapsed(stage)
             del self._ends[stage]
         self._starts[stage] = self._clock()

@@ -1,4 +1,4 @@
-"""Progress drawn by tqdm."""
+"""Show progress with the package tqdm."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from drivetrain.loops.stop import note
 
 
 class TQDMProgressBar(ProgressBar):
-    """Shows a bar for the epoch, and one below it for a running evaluation.
+    """Shows a bar for the epoch, and a second bar for a running evaluation.
 
-    A subclass may override :meth:`init_train_tqdm` and the similar methods to return another tqdm bar, and
-    :meth:`get_metrics`. An override is called when a bar is created or drawn, never in a step.
+    A subclass may override :meth:`get_metrics`, and :meth:`init_train_tqdm` and similar methods to return another bar
+    of tqdm. No override is called in a step.
 
     Args:
-        refresh_rate: the minimum number of batches between two updates; 0 turns the bar off. If the environment
-            variable ``TQDM_MINITERS`` of tqdm has a larger value, that value is used.
-        process_position: the terminal line of the bar, counted from 0, so that several runs can share one terminal.
+        refresh_rate: the minimum number of batches between two updates; 0 turns the bar off. A larger value in tqdm's
+            environment variable ``TQDM_MINITERS`` takes precedence.
+        process_position: the line of the bar in the terminal, counted from 0. Runs that share a terminal need different
+            lines.
         leave: keep the bar of each finished epoch on the screen.
 
     Raises:
@@ -29,17 +30,16 @@ class TQDMProgressBar(ProgressBar):
     """
 
     BAR_FORMAT: ClassVar[str | None] = None
-    """The format of a bar, as for tqdm's argument ``bar_format``; ``None``: tqdm's default format."""
+    """The value of tqdm's argument ``bar_format``; ``None``: tqdm's default format."""
 
     def __init__(self, refresh_rate: int = 1, process_position: int = 0, leave: bool = False) -> None:
         check_installed("TQDMProgressBar", "tqdm", "RichProgressBar")
         fewest = os.environ.get("TQDM_MINITERS", "")
         super().__init__(max(refresh_rate, int(fewest)) if refresh_rate and fewest.isdecimal() else refresh_rate, leave)
         self.process_position = process_position
-        # whether the new bar is removed when its stage has ended, as for an evaluation inside training
+        # whether to remove the next new bar when its stage ends
         self._transient = False
-        # the key says whether the stage is training; the value is the current bar and its text, which is "" after an
-        # evaluation
+        # the current bar and its text, which is "" after an evaluation; the key is True for training
         self._bars: dict[bool, tuple[Any, str]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -48,7 +48,9 @@ class TQDMProgressBar(ProgressBar):
     def print(
         self, *args: Any, sep: str | None = " ", end: str | None = None, flush: bool = False, **kwargs: Any
     ) -> None:
-        """Print above the bar; accepts the arguments of the built-in and of tqdm's ``write``. ``flush`` is ignored."""
+        """Print above the bar. The arguments are those of the built-in ``print`` and of tqdm's ``write``. ``flush`` is
+        ignored.
+        """
         with DRAWING:
             tqdm_auto.tqdm.write(
                 (" " if sep is None else sep).join(map(str, args)), end="\n" if end is None else end, **kwargs
@@ -57,7 +59,7 @@ class TQDMProgressBar(ProgressBar):
     # ---- for subclasses ------------------------------------------------------------------------------------------
 
     def init_train_tqdm(self) -> Any:
-        """Return a new bar for epochs; the methods with the other names return one for an evaluation."""
+        """Return a new bar for epochs. The similar methods return a new bar for an evaluation."""
         return _new_bar(
             bar_format=self.BAR_FORMAT, position=self.process_position + self._transient, leave=not self._transient
         )
@@ -71,14 +73,14 @@ class TQDMProgressBar(ProgressBar):
 
     @property
     def val_progress_bar(self) -> Any:
-        """The bar of the running evaluation, or of the last one; the properties below are aliases."""
+        """The bar of the running or last evaluation."""
         return self._bar(False)
 
     sanity_progress_bar = test_progress_bar = predict_progress_bar = val_progress_bar
 
     def _bar(self, training: bool) -> Any:
         if training and training not in self._bars and self._trainer is not None and self.trainer.sanity_checking:
-            return _new_bar(disable=True)  # the bar exists, but shows nothing
+            return _new_bar(disable=True)  # a bar that shows nothing
         if not self._bars.get(training, (None, ""))[1]:
             self._draw_unread(training)
         if training not in self._bars:
@@ -91,10 +93,10 @@ class TQDMProgressBar(ProgressBar):
     # ---- drawing -------------------------------------------------------------------------------------------------
 
     def draw(self, snapshot: Snapshot) -> None:
-        """Update the bar of the snapshot's stage; the bar is created on first use."""
+        """Update the bar of the snapshot's stage. The first call creates the bar."""
         training = snapshot.is_training
         bar, title = self._bars.get(training, (None, ""))
-        if note.is_written:  # the next message would begin on the line of the redrawn bar
+        if note.is_written:  # the next message must not begin on the bar's line
             return
         if bar is not None and title != snapshot.title:
             if self.leave or not training:
@@ -117,9 +119,7 @@ class TQDMProgressBar(ProgressBar):
             bar.close()
 
     def _set_postfix(self, bar: Any, snapshot: Snapshot) -> None:
-        """Show as many metrics as there is room for after a bar of 10 columns, and the number of those that are left
-        out.
-        """
+        """Show as many metrics as fit beside a bar of 10 columns, and the number of metrics that do not fit."""
         bar.set_postfix(snapshot.metrics, refresh=False)
         # tqdm itself shows the remaining time of the epoch, as in <00:15
         fit = snapshot.fit_left_text.replace(" ", "<")
@@ -127,12 +127,12 @@ class TQDMProgressBar(ProgressBar):
         texts = [*first, *filter(None, str(bar.postfix).split(", "))]
         bar.postfix = ""
         shown = bar.format_dict
-        columns = shown.get("ncols") or 10_000  # a file has no width, so all metrics are shown
+        columns = shown.get("ncols") or 10_000  # all metrics fit into a line of a file
         width = columns - tqdm_utils.disp_len(bar.format_meter(**{**shown, "ncols": None})) - len(", ")
         bar.postfix = "".join(lay_out(texts, width))
 
     def close(self) -> None:
-        """Close the bars; their last state stays on the screen."""
+        """Close the bars. The last state of the bars stays on the screen."""
         bars, self._bars = self._bars, {}
         for bar, _ in bars.values():
             bar.close()
@@ -148,13 +148,12 @@ _INIT = {
 
 def _new_bar(**kwargs: Any) -> Any:
     class Bar(tqdm_auto.tqdm):  # type: ignore[type-arg]  # only the stubs have a type argument
-        monitor_interval = 0  # otherwise tqdm would start a thread of its own
+        monitor_interval = 0  # otherwise tqdm would start a thread
         measured = 0.0
 
         @property
         def format_dict(self) -> Any:
-            # tqdm's own rate would include the time of validation, because it divides by all the time since the bar
-            # began
+            # tqdm's own rate would include the time of validations
             return {**super().format_dict, "rate": self.measured}
 
     return Bar(dynamic_ncols=True, **kwargs)

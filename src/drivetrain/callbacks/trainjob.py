@@ -1,4 +1,4 @@
-"""Report the progress of a fit to Kubeflow Trainer, if the fit runs in a TrainJob."""
+"""Report the progress of a fit to Kubeflow Trainer, if a TrainJob runs the fit."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from drivetrain.callbacks._progress_estimate import Rest
 from drivetrain.callbacks._progress_thread import DRAWING
 
 SERVER = "KUBEFLOW_TRAINER_SERVER_URL"
-"""The environment variable with the address to which reports are sent. Two more variables name files: one file has the
-certificate authority of the server, the other the token, which Kubernetes replaces about once per hour.
+"""The environment variable with the address to which reports are sent. Two more environment variables contain the paths
+of files: the certificate authority of the server, and a token. Kubernetes replaces the token about once per hour.
 """
 
 _CA_CERT, _TOKEN = "KUBEFLOW_TRAINER_SERVER_CA_CERT", "KUBEFLOW_TRAINER_SERVER_TOKEN"
-_LINE = 1000  # how many bytes of an answer are read at most
+_LINE = 1000  # the maximum number of bytes to read of an answer
 
 
 class TrainJobStatus(Callback):
-    """Posts the percentage, the remaining time and the metrics of a fit to the TrainJob's status, from rank 0.
+    """Reports the percentage, the remaining time and the metrics of a fit in the status of the TrainJob.
 
-    The Trainer adds the callback if ``KUBEFLOW_TRAINER_SERVER_URL`` is set, as Kubeflow Trainer does since version 2.2
-    if its feature gate ``TrainJobStatus`` is on. A separate thread posts when the training begins, every ``each_s``
-    seconds, and once when it has ended. The metrics are the values that were logged with ``prog_bar=True``; without
-    any, the loss. A failed post does not affect the fit: the first failure is logged, and the next post is tried as
-    usual.
+    The Trainer adds the callback if ``KUBEFLOW_TRAINER_SERVER_URL`` is set. Kubeflow Trainer sets the variable since
+    version 2.2, if the feature gate ``TrainJobStatus`` is on. On rank 0, a separate thread posts when training begins,
+    every ``each_s`` seconds, and when training ends. The metrics are the values that were logged with
+    ``prog_bar=True``; without logged values, the loss. If a post fails, the fit and later posts continue. The first
+    failure is logged.
     """
 
     changes_in_validation = False
@@ -46,11 +46,11 @@ class TrainJobStatus(Callback):
     """The number of seconds between two posts; Kubeflow requires at least 5."""
 
     timeout_s: float = 5.0
-    """The number of seconds that the server may take to answer."""
+    """The maximum number of seconds to wait for an answer of the server."""
 
     last_s: float = 1.0
-    """The largest number of seconds for which the end of a fit waits for the last post; after a failed post, the fit
-    ends without waiting.
+    """The maximum number of seconds for which the end of a fit waits for the last post. If an earlier post has failed,
+    there is no wait.
     """
 
     def __init__(self) -> None:
@@ -73,14 +73,14 @@ class TrainJobStatus(Callback):
             reporter.finish(self.last_s)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Stop the thread without another post, so the last report stays in the TrainJob's status."""
+        """Stop the thread without another post: the TrainJob's status keeps the last report."""
         reporter, self._reporter = self._reporter, None
         if reporter is not None:
             reporter.stopped.set()
 
 
 class _Reporter(threading.Thread):
-    """The thread that posts until it is stopped."""
+    """The thread that posts until the fit ends."""
 
     def __init__(self, trainer: Trainer, each_s: float, timeout_s: float) -> None:
         # a daemon, so that the program can end while a server does not answer
@@ -99,7 +99,7 @@ class _Reporter(threading.Thread):
             self._report()
 
     def finish(self, wait_s: float) -> None:
-        """Let the thread send a last post and end; wait at most ``wait_s`` seconds for it."""
+        """Let the thread send a last post and end. Wait for the thread, at most ``wait_s`` seconds."""
         self._completed = True
         self.stopped.set()
         self.join(0 if self._failed else wait_s)
@@ -110,16 +110,14 @@ class _Reporter(threading.Thread):
         except Exception as error:  # no exception in this thread may end the fit
             if not self._failed:
                 self._failed = True
-                with DRAWING:  # printed so that the line does not damage a progress bar
+                with DRAWING:  # the line must not damage a progress bar
                     any_rank_info(
                         f"A progress report to Kubeflow Trainer has failed: {error or type(error).__name__}. "
                         "Training continues, and so do the reports; further failures are not logged."
                     )
 
     def _status(self) -> dict[str, Any]:
-        """Return the status in the form of TrainJob's ``status.trainerStatus``, without the entries that are
-        unknown.
-        """
+        """Return the status in the form of TrainJob's ``status.trainerStatus``, without unknown entries."""
         progress, metrics = self._trainer.progress, {**self._trainer.logbook.bar_metrics}
         if not metrics:
             progress.want_loss()
@@ -154,10 +152,10 @@ class _Reporter(threading.Thread):
         if not token.isascii() or not token.isprintable():  # http.client would raise an error that shows the token
             raise ValueError(f"the file {os.environ[_TOKEN]}, which {_TOKEN} names, holds no token")
         context = ssl.create_default_context(cafile=os.environ.get(_CA_CERT))
-        # without a given port, http.client takes the last part of an IPv6 address for the port
+        # without a port, http.client would take the last part of an IPv6 address as the port
         port = url.port or http.client.HTTPS_PORT
         connection = http.client.HTTPSConnection(url.hostname, port, timeout=self._timeout_s, context=context)
-        try:  # unlike urllib.request, http.client follows no redirection, which could send the token to another server
+        try:  # http.client follows no redirections, which could send the token to another server
             head = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
             connection.request("POST", url.path, body, head)
             status = _status_of(connection.sock, self._timeout_s)
@@ -168,14 +166,14 @@ class _Reporter(threading.Thread):
 
 
 def _status_of(connection: socket.socket, timeout_s: float) -> int:
-    """Return the HTTP status in the first line of an answer. The rest is not read, because it may have any length.
+    """Return the HTTP status from the first line of an answer. The rest may have any length and is not read.
 
     Raises:
         OSError: the line has not arrived in time, or is not a status line of HTTP.
     """
     deadline, line = time.monotonic() + timeout_s, b""
     while b"\n" not in line and len(line) < _LINE:
-        connection.settimeout(max(deadline - time.monotonic(), 1e-3))  # one deadline for the complete line
+        connection.settimeout(max(deadline - time.monotonic(), 1e-3))  # one deadline for the whole line
         if not (more := connection.recv(_LINE)):
             break
         line += more

@@ -1,4 +1,4 @@
-"""Callbacks that average a module's weights: the average is used for validation, and the module gets it after
+"""Callbacks that average a module's weights. Validation uses the average, and the module gets the average after
 training.
 """
 
@@ -27,16 +27,16 @@ _COUNTS = ("n_averaged", "steps_done", "epochs_done")
 class WeightAveraging(KeepsWeights):
     """Keeps an average of the module's weights, updated after optimizer steps or epochs.
 
-    Validation inside a fit runs with the average, and the module gets it at the end of training. Before the first
-    update, validation runs with the trained weights. By default, the average is the mean over all updates.
+    Validation inside a fit uses the average, and the module gets the average at the end of training. Before the first
+    update, validation uses the trained weights. By default, the average is the mean over all updates.
 
-    A checkpoint contains both: the trained weights in "state_dict", the average in "averaged_state_dict", under the
-    same names. A fit that resumes restores both; ``trainer.validate``, ``test`` and ``predict`` with a ``ckpt_path``
-    use the average. To load the average yourself::
+    A checkpoint contains the trained weights in "state_dict" and the average in "averaged_state_dict", under equal
+    names. A resumed fit restores both; ``trainer.validate``, ``test`` and ``predict`` with a ``ckpt_path`` use the
+    average. To load the average yourself::
 
         model.load_state_dict(torch.load(path, weights_only=True)["averaged_state_dict"])
 
-    With sharded parameters, each rank averages its own shards, without communication.
+    If parameters are sharded, each rank averages its own shards.
 
     Args:
         device: the device of the average; ``None``: the parameters' device.
@@ -76,12 +76,12 @@ class WeightAveraging(KeepsWeights):
 
     def _begin(self) -> None:
         self.n_averaged = 0
-        self.steps_done = 0  # number of optimizer steps at the last update
+        self.steps_done = 0  # the number of optimizer steps at the last update
         self.epochs_done = 0
-        # pairs of an averaged tensor and the module's tensor; for sharded tensors, pairs of this rank's parts
+        # pairs of an averaged tensor and the module's tensor, or of this rank's shards of both
         self._pairs: list[tuple[Tensor, Tensor]] = []
         self._groups: list[tuple[list[Tensor], list[Tensor]]] = []
-        self._in_module = False  # whether the module holds the average, and ``_pairs`` the trained weights
+        self._in_module = False  # whether the average and the trained weights are swapped
         self._sharded = False
         self._loaded: Mapping[str, Any] | None = None
 
@@ -101,7 +101,7 @@ class WeightAveraging(KeepsWeights):
             self._begin()
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start an average, or continue that of the checkpoint if the fit resumes."""
+        """Start a new average. If the fit resumes, continue the checkpoint's average."""
         averaging = [type(each).__name__ for each in trainer.callbacks if isinstance(each, WeightAveraging)]
         if len(averaging) > 1:
             raise ConfigurationError(
@@ -119,14 +119,14 @@ class WeightAveraging(KeepsWeights):
         ])  # fmt: skip
         self._sharded = any(local_shard(each) is not each for each in pl_module.parameters())
         if self._loaded is not None:
-            # Loading the average below also changes buffers that are not averaged, so their trained values are kept and
+            # Loading the average also changes buffers that are not averaged, so the trained values of these buffers are
             # set again.
             averaged = {id(each) for each in _averaged_buffers(pl_module)} if self._use_buffers else set()
             others = [each for each in pl_module.buffers() if id(each) not in averaged]
             trained = [buffer.clone() for buffer in others]
             trainer.strategy.load_model_state_dict({"state_dict": self._loaded}, strict=is_strict(pl_module))
             self._exchange()
-            self._in_module = False  # the average was loaded into the module and then swapped with the trained weights
+            self._in_module = False  # after the swap, the module has the trained weights
             for buffer, value in zip(others, trained, strict=True):
                 buffer.data.copy_(value)
             self._loaded = None
@@ -180,8 +180,8 @@ class WeightAveraging(KeepsWeights):
         self._pairs, self._groups = pairs, list(groups.values())
 
     def _find_shards(self) -> None:
-        """Find the module's shards again, because in torch 2.9 the first forward pass of FSDP moves shards that FSDP
-        pads to an equal size.
+        """Find the module's shards again: in torch 2.9, the first forward pass of FSDP moves padded shards to other
+        memory.
         """
         if self._sharded:
             own = _local_tensors(self.pl_module, self._use_buffers)
@@ -205,10 +205,10 @@ class WeightAveraging(KeepsWeights):
 
     @torch.no_grad()
     def _exchange(self) -> None:
-        """Swap the values of the module with those in ``_pairs``.
+        """Swap the values of the module with the values in ``_pairs``.
 
-        The swap writes through ``.data``, so that the parameters' version counters do not change: autograd, and the
-        checkpoint after an exception, read those counters.
+        The swap writes through ``.data`` to keep the parameters' version counters, which autograd reads. The checkpoint
+        after an exception reads these counters, too.
         """
         self._find_shards()
         for kept, own in self._pairs:
@@ -249,7 +249,9 @@ class WeightAveraging(KeepsWeights):
     def load_weights(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any], fitting: bool
     ) -> None:
-        """Load the average. A fit continues the average; an evaluation loads the average into the module."""
+        """In a fit, keep the checkpoint's average for :meth:`on_fit_start`. In an evaluation, load the average into the
+        module.
+        """
         if "current_model_state" in checkpoint:  # Lightning's layout: "state_dict" contains the average
             checkpoint[AVERAGED] = checkpoint["state_dict"]
             checkpoint["state_dict"] = checkpoint.pop("current_model_state")
@@ -263,7 +265,7 @@ class WeightAveraging(KeepsWeights):
             rank_zero_info(f"Using the averaged weights of the checkpoint ({AVERAGED!r}).")
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Read the number of updates from a checkpoint of Lightning, which stores it outside the callback's state."""
+        """Read the number of updates. Lightning's checkpoints store the number outside of the callback's state."""
         if "averaging_state" in checkpoint:
             self.n_averaged = int(entry(checkpoint["averaging_state"], "n_averaged", (Tensor, int)))
 
@@ -275,8 +277,8 @@ class EMAWeightAveraging(WeightAveraging):
         device: as in :class:`WeightAveraging`.
         use_buffers: as in :class:`WeightAveraging`.
         decay: the weight of the old average in an update, from 0 to 1.
-        update_every_n_steps: update after every n-th optimizer step; 0: never.
-        update_starting_at_step: the first optimizer step, counted from 0, after which the average may be updated;
+        update_every_n_steps: update after every n-th optimizer step; 0 turns these updates off.
+        update_starting_at_step: the first optimizer step, counted from 0, after which the average can be updated;
             ``None``: 0.
         update_starting_at_epoch: from this epoch on, also update at the end of an epoch; ``None``: never.
 
@@ -314,15 +316,17 @@ class EMAWeightAveraging(WeightAveraging):
 
 
 def _equal_weights(averages: list[Tensor], values: list[Tensor], n_averaged: Tensor) -> None:
-    """Update ``averages`` to the mean over all updates. torch has such a function, but it divides in float32."""
+    """Update ``averages`` to the mean over all updates. torch's own function is not used, because it divides in
+    float32.
+    """
     differences = torch_private.foreach_sub(values, averages)
     torch_private.foreach_div_(differences, int(n_averaged) + 1)
     torch_private.foreach_add_(averages, differences)
 
 
 def _local_tensors(module: torch.nn.Module, buffers: bool) -> Iterator[Tensor]:
-    """Yield this rank's part of each parameter and, if asked for, of each floating-point buffer; a tensor with two
-    names is yielded once.
+    """Yield this rank's shard of each parameter and, with ``buffers``, of each averaged buffer. A tensor with two names
+    comes once.
     """
     for parameter in module.parameters():
         yield local_shard(parameter.data)
@@ -331,7 +335,7 @@ def _local_tensors(module: torch.nn.Module, buffers: bool) -> Iterator[Tensor]:
 
 
 def _averaged_buffers(module: torch.nn.Module) -> list[Tensor]:
-    """Return the buffers that are averaged: floating-point and complex ones, except the masks of torch's pruning."""
+    """Return the floating-point and complex buffers, except the masks of torch's pruning."""
     masks = {
         id(buffer)
         for each in module.modules()
@@ -348,7 +352,7 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _copied(value: Any, of_module: set[int]) -> Any:
-    """Return a copy of ``value`` if it is a tensor that shares the module's memory, and otherwise ``value`` itself."""
+    """Copy ``value`` if it is a tensor in the module's memory. Return any other value unchanged."""
     if isinstance(value, Tensor) and _storage(local_shard(value)) in of_module:
         return value.detach().clone()
     return value

@@ -1,4 +1,4 @@
-"""Where and how checkpoints are stored."""
+"""Stores and file formats of checkpoints."""
 
 from drivetrain.base.lazy import public
 

@@ -1,4 +1,4 @@
-"""Memory that two processes share, and the copies of a checkpoint's tensors in it."""
+"""Copy a checkpoint's tensors into memory that two processes share."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from drivetrain.base.packages import fcntl, psutil
 from drivetrain.checkpoints.unread import HOST
 from drivetrain.checkpoints.writer_process import ALIGNMENT, CONTROL
 
-# values of these types are kept without a function call for each: random states have thousands of numbers
+# values of these types need no function call: random states have thousands of numbers
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
-# factor for the memory that a copy needs beside its tensors: for its pickled structure, and for the allocator
+# a factor for the memory that a copy needs beside the tensors, for the pickled structure and the allocator
 _MARGIN = 1.05
 
 
 class NoRoomError(Exception):
-    """The host has too little memory for a copy; the message says how much is needed and how much is available."""
+    """The host has too little memory for a copy. The message contains the needed and the available number of bytes."""
 
 
 class Arena:
-    """Memory for the copies of one checkpoint; the next checkpoint reuses the memory.
+    """Host memory that holds copies of a checkpoint's tensors. The next checkpoint reuses this memory.
 
-    The memory is one unnamed file, which another process can map. So one descriptor suffices for any number of tensors.
-    The file grows to the size of the largest checkpoint. The copies stay until :meth:`clear` is called.
+    The memory is an unnamed file. Another process can map the file, and needs only one descriptor for all tensors. The
+    file grows to the size of the largest checkpoint. The copies stay until :meth:`clear` is called.
 
     Attributes:
         descriptor: the open file.
@@ -45,41 +45,41 @@ class Arena:
         self.descriptor = _new_memory()
         self.size, self._used = 0, CONTROL
         self._map: Any = None
-        # the address and the size of each memory map of the file, because tensors may still use earlier maps
+        # the address and the size of each map of the file: tensors may still use earlier maps
         self._mapped: list[tuple[int, int]] = []
-        # Tensors whose storage is this memory: those of this checkpoint, and those of the checkpoint before. These
-        # tensors are kept for reuse, because most checkpoints have the same tensors.
+        # Tensors in this memory: the copies of this checkpoint, and the copies of the previous checkpoint. The next
+        # checkpoint usually has tensors of the same shapes and reuses these tensors.
         self._views: dict[Any, Tensor] = {}
         self._views_before: dict[Any, Tensor] = {}
         self._unpin: Callable[[], object] | None = None
-        self._unfilled: list[tuple[Tensor, Tensor]] = []  # pairs: a copy, and the tensor whose values the copy gets
-        self._copying: list[torch.Event] = []  # each event happens when a device has made its copies
+        self._unfilled: list[tuple[Tensor, Tensor]] = []  # pairs of a copy and a tensor to copy
+        self._copying: list[torch.Event] = []  # an event after the copies of each device
         self._grow(CONTROL)
 
     def close(self) -> None:
-        """Free the memory. Call this when no tensor uses the memory."""
+        """Free the memory. No tensor may use the memory afterwards."""
         self._forget_views()
         self._end_pin()
         self._map, self._mapped = None, []
         os.close(self.descriptor)
 
     def clear(self) -> None:
-        """Let the next copies overwrite the present ones from the start of the memory."""
+        """Let the next copies overwrite the present copies."""
         self._used = CONTROL
         self._views_before, self._views = self._views, {}
         del self._mapped[:-1]
 
     def hurry(self, now: bool) -> None:
-        """Set whether this process waits for the writing process. While this process waits, the writing process makes
-        no pauses.
+        """Tell the writing process whether this process waits. If this process waits, the writing process makes no
+        pauses.
         """
         if self._map is not None:
             self._map[0] = now
 
     def hold(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return a tensor in this memory for each of ``tensors``; :meth:`fill` copies the values. See :func:`copied`.
+        """Return a tensor in this memory for each of ``tensors``. :meth:`fill` copies the values. See :func:`copied`.
 
-        If this memory is page-locked for a device, that device copies the values at this point of its stream.
+        If this memory is page-locked for a device, this method already queues the copies from the device.
 
         Raises:
             NoRoomError: the host has too little memory.
@@ -98,10 +98,9 @@ class Arena:
         return copies
 
     def fill(self) -> None:
-        """Copy the values of the tensors passed to :meth:`hold`; during the copying, other threads can run Python.
-
-        When this call returns, devices may still be copying, but they finish before they run later operations.
-        :meth:`wait` waits for them.
+        """Copy the values of the tensors that were passed to :meth:`hold`. Meanwhile, other threads can run Python.
+        When this call returns, devices may still be copying, but each device copies before later operations.
+        :meth:`wait` waits for the devices.
         """
         unfilled, self._unfilled = self._unfilled, []
         devices = {tensor.device for _, tensor in unfilled} - {HOST}
@@ -110,7 +109,7 @@ class Arena:
         self._copy(unfilled)
 
     def wait(self) -> None:
-        """Wait until the devices have made their copies. Any thread may call this."""
+        """Wait until the devices have made the copies. Any thread can call this method."""
         for event in self._copying:
             event.synchronize()
         self._copying = []
@@ -141,7 +140,7 @@ class Arena:
         try:
             os.ftruncate(self.descriptor, size)
             grown = mmap.mmap(self.descriptor, size)  # earlier maps live while tensors use them
-        except OSError as error:  # for example at a limit on file sizes, which also applies to files in memory
+        except OSError as error:  # such as a limit on file sizes, which includes files in memory
             raise NoRoomError(f"memory for a copy of it, {size} bytes, cannot be had: {error}") from error
         self._forget_views()
         self._end_pin()
@@ -166,31 +165,30 @@ class Arena:
             if not tensor.numel():
                 return torch.empty_like(tensor, device="cpu")
             flat = torch.frombuffer(self._map, dtype=tensor.dtype, count=tensor.numel(), offset=at)
-            # a copy keeps the order of the elements in memory, such as channels_last, as clone() does
+            # like clone(), a copy keeps the order of the elements in memory, such as channels_last
             strides = torch.empty_like(tensor, device="meta").stride()
             self._views[key] = flat.as_strided(tensor.shape, strides)
         return self._views[key]
 
 
 def _pin(device: torch.device, address: int, size: int) -> Callable[[], object] | None:
-    """Page-lock host memory, so that ``device`` copies into it directly, which is four times as fast.
+    """Page-lock host memory. A copy from ``device`` to this memory is then four times as fast.
 
-    Returns: a function that unlocks the memory; ``None`` if torch cannot lock memory for this kind of device, or the
-    system refuses.
+    Returns: a function that unlocks the memory; ``None`` if torch or the system cannot lock the memory.
     """
     runtime = getattr(getattr(torch, device.type, None), "cudart", None)  # under ROCm, torch uses the name cudart too
     if runtime is None:
         return None
     if (calls := runtime()).cudaHostRegister(address, size, 0) != calls.cudaError.success:
         with contextlib.suppress(RuntimeError):
-            torch.ones((), device=device)  # torch raises the error at the next kernel: at this one, not in training
+            torch.ones((), device=device)  # torch raises the error at this kernel, and not in training
         return None
     return lambda: calls.cudaHostUnregister(address)
 
 
 def _new_memory() -> int:
-    """Return the descriptor of a new file in memory. The descriptor is above 2, because in the other process 0 to 2 are
-    the standard streams.
+    """Return the descriptor of a new file in memory. The descriptor is above 2, because the descriptors 0 to 2 are the
+    standard streams of the other process.
     """
     with contextlib.ExitStack() as stack:
         if hasattr(os, "memfd_create"):
@@ -202,13 +200,12 @@ def _new_memory() -> int:
 
 
 def copied(tree: Any, hold: Callable[[Sequence[Tensor]], list[Tensor]]) -> Any:
-    """Return ``tree`` with the copies that ``hold`` returns for its tensors; other values are copied by deepcopy.
-
-    A tensor that occurs several times, such as a tied weight, is copied once.
+    """Copy ``tree``. ``hold`` copies the tensors, and deepcopy copies all other values. A tensor that occurs twice,
+    such as a tied weight, is copied once.
 
     Args:
-        tree: dictionaries, lists and tuples. Tensors of subclasses and tensors without dense storage count as other
-            values.
+        tree: dictionaries, lists and tuples. Tensors of subclasses and tensors without dense storage are copied by
+            deepcopy.
         hold: :meth:`Arena.hold`, or :func:`fresh`.
     """
     found: dict[Any, Tensor] = {}
@@ -243,7 +240,7 @@ def _like(tensor: Tensor, made: Tensor) -> Tensor:
 
 
 def _copied_other(value: Any) -> Any:
-    if type(value) is Tensor and value.layout is not torch.strided:  # deepcopy refuses most of these layouts
+    if type(value) is Tensor and value.layout is not torch.strided:  # deepcopy does not support most of these layouts
         return value.detach().clone().requires_grad_(value.requires_grad)
     return copy.deepcopy(value)
 
@@ -257,9 +254,7 @@ def _is_dense(value: Any) -> bool:
 def _map_tensors(
     function: Callable[[Tensor], Any], value: Any, other: Callable[[Any], Any], is_tensor: Callable[[Any], bool]
 ) -> Any:
-    """Return ``value`` with ``function`` applied to the tensors for which ``is_tensor`` is true, and ``other`` to all
-    other leaves.
-    """
+    """Apply ``function`` to the leaves of ``value`` that ``is_tensor`` accepts, and ``other`` to all other leaves."""
     kind = type(value)
     if kind is dict or kind is OrderedDict:
         rebuilt = kind(
@@ -267,7 +262,7 @@ def _map_tensors(
             for key, each in value.items()
         )
         if kind is OrderedDict:
-            # a state_dict has the versions of its modules in the attribute _metadata
+            # the attribute _metadata of a state_dict contains the versions of modules
             vars(rebuilt).update(other(vars(value)))
         return rebuilt
     if kind in (list, tuple):
@@ -280,7 +275,7 @@ def _map_tensors(
 def available_memory() -> int:
     """Return how many bytes of host memory this process can still use.
 
-    If the process is in a container (cgroup) with a memory limit, that limit counts.
+    If the process is in a container (cgroup), the container's memory limit counts.
     """
     found = [psutil.virtual_memory().available]
     for folder, most, used in (
@@ -294,7 +289,9 @@ def available_memory() -> int:
 
 
 def _cache_of(folder: Path) -> int:
-    """Return the bytes of cached files: the cgroup counts them as used, although the system frees them when needed."""
+    """Return the number of bytes of cached files. A cgroup counts these bytes as used, although the system can free
+    them.
+    """
     with contextlib.suppress(OSError, ValueError):
         entries = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
         return int(entries.get("inactive_file", 0)) + int(entries.get("active_file", 0))

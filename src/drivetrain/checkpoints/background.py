@@ -1,4 +1,4 @@
-"""A checkpoint store that writes through another store while training continues."""
+"""Write checkpoints in the background, while training continues."""
 
 from __future__ import annotations
 
@@ -23,15 +23,14 @@ from drivetrain.checkpoints.writer import Writer, WriterEndedError
 from drivetrain.errors import CheckpointError, ConfigurationError, shown
 
 _LOCK_PATIENCE_S = 600.0
-_LONG_S = 60.0  # after so long a wait, a log line says what the process waits for
+_LONG_S = 60.0  # the wait after which a line is logged
 
 
 class Later:
-    """An entry of a checkpoint whose value is known only while the checkpoint is written, such as the checksums of
-    files.
+    """An entry of a checkpoint that is computed only when the checkpoint is written, such as checksums of files.
 
     Args:
-        value: returns the entry. The thread of :class:`AsyncCheckpointIO` calls this function once.
+        value: a function that returns the entry. The thread of :class:`AsyncCheckpointIO` calls the function once.
     """
 
     def __init__(self, value: Callable[[], Any]) -> None:
@@ -42,18 +41,17 @@ class Later:
 
 
 class AsyncCheckpointIO(CheckpointIO):
-    """Writes checkpoints one after the other while training continues.
+    """Writes checkpoints in the background, one after the other, while training continues.
 
-    :meth:`save_checkpoint` returns when the checkpoint's tensors are copied to host memory, or when these copies are
-    queued on a GPU before its next operation. If the host has too little memory for a copy, the save waits until the
-    checkpoint is written, and logs this. A separate process writes local files. This process starts when a fit starts
-    or an Engine sets up a model, and uses only the processor time that training leaves. If files are at addresses, or
-    ``checkpoint_io`` is another store, a thread writes them instead. A ModelCheckpoint compares and removes files after
-    they are written. The end of a run waits for all writes. If a write fails, the next save or the end of the run
-    raises the error.
+    :meth:`save_checkpoint` copies the checkpoint's tensors to host memory, or queues the copies on a GPU, and returns.
+    If the host has too little memory, the method waits until the checkpoint is written, and logs a line. A separate
+    process writes local files. The process starts when a fit starts or an Engine sets up a model, and uses only the
+    processor time that training leaves. A thread writes files at addresses, and all files of a store of another class.
+    A ModelCheckpoint compares and removes files after the files are written. The end of a run waits for all writes. If
+    a write fails, the next save or the end of the run raises the error.
 
     Args:
-        checkpoint_io: the store that writes and reads; ``None``: :class:`TorchCheckpointIO`.
+        checkpoint_io: the store that reads and writes; ``None``: :class:`TorchCheckpointIO`.
 
     Raises:
         ConfigurationError: ``checkpoint_io`` is not a CheckpointIO.
@@ -73,15 +71,15 @@ class AsyncCheckpointIO(CheckpointIO):
         self._thread: ThreadPoolExecutor | None = None
         self._arena: Arena | None = None
         self._writer: Writer | None = None
-        self._has_process = True  # False: the process could not be started
-        # by path: each write that is running, or whose error has not been raised yet
+        self._has_process = True  # False if the process could not be started
+        # the running and failed writes by path, until the error of a failed write is raised
         self._writes: dict[str, Future[Any]] = {}
         self._running: list[Future[Any]] = []  # the writes of the last save
-        self._copies: Future[None] = Future()  # done when the copies of the last save are made, or queued on devices
+        self._copies: Future[None] = Future()  # done when all copies are made, or queued on devices
         self._copies.set_result(None)
-        self._saving = 0  # how many contexts of one_save() are open
-        self._in_place = False  # whether the running save writes the original tensors, not a copy: see hold()
-        self._is_new = False  # whether the running save must not replace a file
+        self._saving = 0  # the number of open contexts of one_save()
+        self._in_place = False  # whether the original tensors are written without a copy: see hold()
+        self._is_new = False  # whether an existing file must stay
 
     def __getstate__(self) -> dict[str, Any]:
         return {"checkpoint_io": self.checkpoint_io}  # a thread and a process cannot be pickled
@@ -93,7 +91,7 @@ class AsyncCheckpointIO(CheckpointIO):
     # ---- saving --------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the writing process. If that fails, log the reason; then a thread writes the files."""
+        """Start the writing process. If the start fails, log the reason and let a thread write files."""
         if self._writer is not None or os.name != "posix" or not file.writes_files(self.checkpoint_io):
             return
         self._arena = self._arena or Arena()
@@ -109,14 +107,14 @@ class AsyncCheckpointIO(CheckpointIO):
             )
 
     def save_checkpoint(self, checkpoint: Mapping[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """Copy ``checkpoint``, and start writing the copy to ``path``."""
+        """Copy ``checkpoint``, and begin to write the copy to ``path``."""
         with self.one_save():
             self.begin(path, self._write, self.hold(dict(checkpoint), path), path, storage_options, self._is_new)
 
     @contextlib.contextmanager
     def alone_in(self, folder: str | Path) -> Iterator[None]:
-        """Context in which this run chooses file names in ``folder`` and begins to write the files. Other runs choose
-        names only after these files are written, so no run replaces another run's file.
+        """Return a context in which this run chooses file names in ``folder`` and begins to write the files. Until the
+        files are written, other runs wait in this method, so no run replaces another run's file.
         """
         self._settle()
         with contextlib.suppress(OSError):  # the save will raise the error
@@ -133,7 +131,7 @@ class AsyncCheckpointIO(CheckpointIO):
 
     @contextlib.contextmanager
     def new_files(self) -> Iterator[list[str]]:
-        """Context in which no file is replaced. If another run has written a file to the path, the save fails."""
+        """Return a context in which no file is replaced. If another run's file exists at the path, the write fails."""
         self._is_new = True
         try:
             yield []
@@ -142,14 +140,12 @@ class AsyncCheckpointIO(CheckpointIO):
 
     @contextlib.contextmanager
     def one_save(self) -> Iterator[None]:
-        """Context of one save. In this context, :meth:`hold` and :meth:`begin` may be called several times, for several
-        files.
-
-        The context first waits until the files of the previous save are written, because this save overwrites the
-        copies of those files' tensors.
+        """Return a context for one checkpoint. For each file of the checkpoint, call :meth:`hold` and :meth:`begin` in
+        the context. The context first waits until the previous checkpoint is written, because the new copies overwrite
+        the previous copies.
 
         Raises:
-            CheckpointError: a file of the previous save could not be written.
+            CheckpointError: a file of the previous checkpoint could not be written.
         """
         if not self._saving:
             self._settle()
@@ -173,8 +169,8 @@ class AsyncCheckpointIO(CheckpointIO):
                     self._settle()
 
     def _fill(self) -> None:
-        """Copy the tensors' values at the end of the save: the thread pickles the structure during this time, so later
-        steps need not wait for the thread.
+        """Copy the values of the tensors. Meanwhile, the thread pickles the structure, so later steps need not wait for
+        the thread.
         """
         try:
             if self._arena is not None:
@@ -190,19 +186,18 @@ class AsyncCheckpointIO(CheckpointIO):
             self._arena.wait()
 
     def _settle(self) -> None:
-        """Wait until the writes of the last save have ended or failed."""
+        """Wait until the last checkpoint is written or has failed."""
         if self._arena is not None:
             self._arena.hurry(True)
         _finish(self._running)
 
     def hold(self, tree: Any, path: str | Path) -> Any:
-        """Return a copy of ``tree`` for :meth:`begin`; the caller is in a context of :meth:`one_save`. The copy does
-        not contain changes that are made to ``tree`` after that context, even if devices are still copying.
-
-        If the host has no room for a copy, or an object cannot be copied, the result is ``tree`` itself, that context
-        ends only when the files are written, and a log line gives the reason.
+        """Return a copy of ``tree`` for :meth:`begin`. Call this method in a context of :meth:`one_save`. Changes to
+        ``tree`` after the context do not change the copy. If the host has too little memory, or if an object cannot be
+        copied, the method logs the reason and returns ``tree`` itself. The context then waits until the files are
+        written.
         """
-        hold = fresh  # a store of another class may keep the tensors, so each save needs memory of its own
+        hold = fresh  # a store of another class may keep the tensors, so each copy needs new memory
         if self._is_for_process(path):
             self.start()
             assert self._arena is not None  # made by start()
@@ -219,9 +214,7 @@ class AsyncCheckpointIO(CheckpointIO):
         return os.name == "posix" and file.writes_files(self.checkpoint_io) and not files.is_remote(path)
 
     def begin(self, path: str | Path, function: Callable[..., Any], *args: Any) -> Future[Any]:
-        """Call ``function`` in the writing thread, after earlier calls. ``path`` is durable when ``function`` has
-        returned.
-        """
+        """Let the writing thread call ``function``, which makes the file at ``path`` durable."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="drivetrain-checkpoints")
         self._writes[str(path)] = future = self._thread.submit(function, *args)
@@ -229,22 +222,22 @@ class AsyncCheckpointIO(CheckpointIO):
         return future
 
     def written(self, path: str | Path) -> Future[Any]:
-        """Return the running write of ``path``. If the write fails, the caller raises the error, and :meth:`wait` does
-        not.
+        """Return the write of ``path`` as a future, and forget the write. If the write fails, the caller must raise the
+        error.
         """
-        if (write := self._writes.pop(str(path), None)) is None:  # a strategy has written the file without this store
+        if (write := self._writes.pop(str(path), None)) is None:  # a strategy wrote the file without this store
             write = Future()
             write.set_result(None)
         return write
 
     def after(self, source: str | Path, path: str | Path, function: Callable[..., Any], *args: Any) -> None:
-        """Call ``function``, which makes ``path`` from ``source``, when ``source`` is written. If that write fails,
-        ``function`` is not called.
+        """When ``source`` is written, call ``function``, which makes ``path`` from ``source``. If ``source`` cannot be
+        written, ``function`` is not called.
         """
         written = self._writes[str(source)]
 
         def when_written() -> None:
-            # raises the exception of a failed write; never waits, because the thread has already run the write
+            # raises the error of a failed write, without a wait: the thread has finished the write
             written.result()
             if function(*args) is False:
                 raise _taken(path)
@@ -254,7 +247,7 @@ class AsyncCheckpointIO(CheckpointIO):
     def _write(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any, is_new: bool
     ) -> dict[str, Any] | None:
-        """Write a file. If the writing process has written the file, return its ``size`` and ``crc32``."""
+        """Write a file. If the writing process wrote the file, return the file's ``size`` and ``crc32``."""
         with self.checkpoint_io.new_files() if is_new else contextlib.nullcontext() as refused:
             receipt = self._write_file(checkpoint, path, storage_options)
         if refused:
@@ -275,11 +268,11 @@ class AsyncCheckpointIO(CheckpointIO):
         return None
 
     def write_records(self, path: Path, records: list[tuple[str, Any]], **options: Any) -> dict[str, Any] | None:
-        """Let the writing process write a file, see :meth:`Writer.write`. Call this method only through :meth:`begin`.
+        """Let the writing process write a file (see :meth:`Writer.write`). Call this method only through :meth:`begin`.
 
         Returns:
-            The answer of the process. ``None``: the writing process does not run or has failed, so the caller must
-            write the file.
+            The answer of the process. If the process is not running or has failed, ``None``: the caller must write the
+            file.
         """
         self._wait_for_copies()
         if self._writer is None or self._in_place:
@@ -294,7 +287,7 @@ class AsyncCheckpointIO(CheckpointIO):
             )
             if options.get("new") and _has_written(path, records):
                 files.sync_directory(path.parent)
-                return {}  # no size and no checksum: the caller can compute these from the file
+                return {}  # the caller can compute the size and the checksum from the file
             return None
 
     # ---- as the store behind it --------------------------------------------------------------------------------
@@ -317,9 +310,7 @@ class AsyncCheckpointIO(CheckpointIO):
         self.checkpoint_io.remove_checkpoint(path)
 
     def copy(self, source: str | Path, path: str | Path, link: bool = False, replaces: bool = True) -> bool:
-        """Copy or link ``source``. If ``source`` is still being written, this call does not wait: the thread makes the
-        copy or link afterwards.
-        """
+        """Copy or link ``source``. If ``source`` is still being written, the thread makes the copy or link later."""
         if self.is_durable(source):
             return self.checkpoint_io.copy(source, path, link, replaces)
         if not replaces and self.exists(path):
@@ -364,7 +355,7 @@ class AsyncCheckpointIO(CheckpointIO):
 
 
 def _finish(writes: Iterable[Future[Any]]) -> None:
-    """Wait for the end of ``writes``; if that takes long, log how to end this process without waiting for them."""
+    """Wait for the end of ``writes``. After a long wait, log how to end this process at once."""
     if futures.wait(writes, _LONG_S).not_done:
         any_rank_info(
             f"This process has waited {_LONG_S:g} s for the disk to write checkpoints, and continues to wait. To end "
@@ -374,10 +365,8 @@ def _finish(writes: Iterable[Future[Any]]) -> None:
 
 
 def _has_written(path: Path, records: Iterable[tuple[str, Any]]) -> bool:
-    """Whether the writing process has completed the file before this process failed: then the file contains the pickled
-    structure in ``records``, which random states make unique.
-
-    Without this check, the complete file would count as another run's.
+    """Return whether the writing process has completed the file before it failed. Random states make the pickled
+    structure unique, so a file with the structure in ``records`` is not another run's file.
     """
     with contextlib.suppress(OSError, KeyError, zipfile.BadZipFile), zipfile.ZipFile(path) as found:
         return all(found.read(name) == content for name, content in records if isinstance(content, bytes))
@@ -395,7 +384,7 @@ _stores: weakref.WeakSet[AsyncCheckpointIO] = weakref.WeakSet()
 
 
 def _forget_all() -> None:
-    """Reset each store in a forked process, which has none of its parent's threads."""
+    """Reset each store in a forked process, because a forked process has no threads."""
     for store in list(_stores):
         store._forget()
 

@@ -1,4 +1,4 @@
-"""The file format of checkpoints and of results from started processes."""
+"""Write tensors and other values in the format of ``torch.save``."""
 
 from __future__ import annotations
 
@@ -18,16 +18,14 @@ from drivetrain.checkpoints.writer_process import Summed, write_zip
 
 
 def write(value: Any, stream: IO[bytes], protocol: int = 2) -> None:
-    """Write ``value`` for ``torch.load``, as ``torch.save`` does: a zip container with a checksum for each tensor.
-
-    Each tensor is written directly from its memory, one after the other; tensors on a device are copied to the host
-    first. Views of one storage stay views; views with another dtype, which ``torch.save`` refuses, are written as
-    copies.
+    """Write ``value`` as ``torch.save`` does: in a zip container with a checksum for each tensor. Each tensor is
+    written directly from its memory, or is first copied from the device to the host. Views of one storage stay views.
+    But a view with another dtype, which ``torch.save`` refuses, is written as a copy.
 
     Args:
         value: any picklable value.
         stream: a file object open for writing.
-        protocol: the pickle protocol; torch's restricted reader accepts only 2.
+        protocol: the pickle protocol. ``torch.load(weights_only=True)`` accepts only 2.
 
     Raises:
         RuntimeError, OSError: the stream cannot be written.
@@ -39,7 +37,7 @@ def write(value: Any, stream: IO[bytes], protocol: int = 2) -> None:
 class _Pickler(pickle.Pickler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._types: dict[int, torch.dtype] = {}  # by address of a storage: the dtype of its first view
+        self._types: dict[int, torch.dtype] = {}  # the dtype of the first view of each storage, by address
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is not torch.Tensor:
@@ -60,8 +58,8 @@ _PICKLE = types.SimpleNamespace(__name__=__name__, Pickler=_Pickler)
 
 
 def write_unread(value: Any, stream: IO[bytes]) -> None:
-    """Write ``value`` as :func:`write` does, but read each :class:`UnreadTensor` in ``value`` just before it is
-    written. So only one of these tensors is in memory at a time. ``torch.save`` would first read all of them.
+    """Write ``value`` as :func:`write` does, but read each :class:`UnreadTensor` only when the tensor is written. So
+    memory holds only one of these tensors at a time. ``torch.save`` would first read all tensors.
 
     Raises:
         CheckpointError: an unread tensor's file is missing or damaged.
@@ -71,7 +69,7 @@ def write_unread(value: Any, stream: IO[bytes]) -> None:
 
 
 def records_of(value: Any) -> list[tuple[str, Any]]:
-    """Return the names of a container's records, each with its content: bytes, a storage or an unread tensor.
+    """Return the name and the content of each record of a container. A content is bytes, a storage or an unread tensor.
 
     Raises:
         pickle.PickleError, AttributeError, TypeError: a value cannot be pickled.
@@ -84,28 +82,28 @@ def records_of(value: Any) -> list[tuple[str, Any]]:
     return [(f"archive/{name}", record) for name, record in records.items()]
 
 
-_NEVER = frozenset({int, float, bool, str, tuple, list, dict, type(None)})  # types that are no storage
+_NEVER = frozenset({int, float, bool, str, tuple, list, dict, type(None)})  # types that are not storages
 
 
 class _Pending:
-    """What a record is written from: a storage or an unread tensor. With it comes a typed storage of the same dtype."""
+    """The content of a record (a storage or an unread tensor), and a typed storage of the same dtype."""
 
     def __init__(self, source: Any, kind: Any) -> None:
         self.source, self.kind = source, kind
 
 
 class _UnreadPickler(_Pickler):
-    """Pickles tensors, and lists their ``sources``: storages and unread tensors, in the order of their records.
+    """Pickles values, and lists the contents of the tensors' records in ``sources``.
 
-    This class reduces plain tensors in a third of the time that torch's method takes. Training waits while tensors are
-    reduced, because only one thread at a time runs Python.
+    This class pickles plain tensors three times as fast as torch. Training waits meanwhile, because only one thread at
+    a time runs Python.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.sources: list[Any] = []
         self._keys: dict[int, str] = {}
-        self._forms: dict[torch.dtype, Any] = {}  # by dtype: what torch's method returns for a tensor of this dtype
+        self._forms: dict[torch.dtype, Any] = {}  # the result of torch's method for each dtype
 
     def reducer_override(self, obj: Any) -> Any:
         source = obj
@@ -118,7 +116,7 @@ class _UnreadPickler(_Pickler):
             self._forms[obj.dtype] = torch.empty((), dtype=obj.dtype).__reduce_ex__(2)  # type: ignore[no-untyped-call]
         rebuild, (kind, _, _, _, needs_grad, _, *rest) = self._forms[obj.dtype]
         offset = 0 if source is obj else obj.storage_offset()
-        # each tensor gets its own dictionary of hooks, because a shared one would be one object in the file
+        # a new dictionary of hooks for each tensor: a shared dictionary would be one object in the file
         place = offset, tuple(obj.shape), obj.stride()
         return rebuild, (_Pending(source, kind), *place, needs_grad, OrderedDict(), *rest)
 
@@ -142,7 +140,7 @@ class _UnreadPickler(_Pickler):
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether ``value`` is a dense tensor in host memory without a gradient, hooks or attributes."""
+    """Return whether ``value`` is a dense tensor in host memory without a gradient, hooks or attributes."""
     if type(value) is not torch.Tensor or value.layout is not torch.strided or value.device.type != "cpu":
         return False
     special = value.requires_grad or value.is_quantized or value.is_nested or value.is_conj() or value.is_neg()

@@ -37,7 +37,7 @@ with on_first_use:
 
 R = TypeVar("R")
 
-# Exceptions of pickle for an object that it cannot write, or whose class it cannot find.
+# Exceptions of pickle: an object cannot be written, or an object's class is not found.
 _UNPICKLABLE = (pickle.PickleError, AttributeError, TypeError, ImportError)
 _CURES = {
     errno.EISDIR: "Move the folder away, or save under another name.",
@@ -49,26 +49,26 @@ EMPTY_PATH = (
     "The path is empty. If it is the best_model_path of a ModelCheckpoint, that callback has saved nothing yet. Pass "
     "the path of a file."
 )
-"""The part of a message that says what to do about an empty path."""
+"""The advice in an error message about an empty path."""
 
-# In a context of new_files, where no file may be replaced: the paths that were not written because a file existed. Each
-# thread has its own list.
+# Inside new_files(), where no file may be replaced: the list of paths at which a file existed already. Each thread has
+# its own list.
 _refused: ContextVar[list[str] | None] = ContextVar("refused", default=None)
 
 
 class TorchCheckpointIO(CheckpointIO):
-    """A file that ``torch.load(path, weights_only=True)`` reads, at a local path or at an address such as ``s3://...``.
+    """Stores a checkpoint as a file that ``torch.load`` reads, at a local path or an address such as ``s3://...``.
 
-    The file is written under a temporary name beside the target, fsynced, renamed to the target, and the directory is
-    fsynced. So a reader sees the complete old file or the complete new file. For an address, the file is written on
-    this machine and then uploaded as one object: see :mod:`drivetrain.base.remote`. On load the CRC-32 of each record
-    in the zip container is checked, because torch silently accepts flipped bits.
+    The file is written under a temporary name in the same folder, fsynced and renamed, and the folder is fsynced. So a
+    reader sees the complete old file or the complete new file. For an address, the file is written on this machine and
+    then uploaded as one object (see :mod:`drivetrain.base.remote`). Loading checks the CRC-32 of each record in the zip
+    container, because torch silently accepts flipped bits.
 
-    By default, only plain data is read. If another trainer wrote the checkpoint, other objects are left out with a
-    warning. Files in torch's format from before 1.6 are read, too; they have no checksums. With ``weights_only=False``,
-    all objects are unpickled. A file can contain code that unpickling runs, so use ``weights_only=False`` only for your
-    own files. If ``parity.current().pickle`` is true, files with objects that are not plain data are read with
-    ``weights_only=False`` by default.
+    By default, only plain data is read. If another trainer wrote the checkpoint, all other objects are left out with a
+    warning. Files from torch before 1.6 are read, too, but have no checksums. With ``weights_only=False``, all objects
+    are unpickled. Unpickling can run code from the file, so use ``weights_only=False`` only for your own files. If
+    ``parity.current().pickle`` is true, ``weights_only=False`` is the default for files with other objects than plain
+    data.
     """
 
     @classmethod
@@ -108,7 +108,7 @@ class TorchCheckpointIO(CheckpointIO):
     def load_checkpoint(
         self, path: str | Path | IO[bytes], map_location: Any = "cpu", weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Return the checkpoint at ``path``, which may also be an open binary file.
+        """Return the checkpoint at ``path``. ``path`` may also be an open binary file.
 
         Raises:
             CheckpointError: the file does not exist, is damaged, or contains objects that only ``weights_only=False``
@@ -126,7 +126,7 @@ class TorchCheckpointIO(CheckpointIO):
     ) -> dict[str, Any]:
         if isinstance(source, Path) and self.is_sharded(source):
             return move_to(sharded.read(source), map_location)
-        # unlike Path.is_file, os.path.isfile accepts any name
+        # os.path.isfile accepts any name, unlike Path.is_file
         if isinstance(source, Path) and not os.path.isfile(source):
             if not name:
                 raise NoCheckpointError(f"There is no checkpoint at ''. {EMPTY_PATH}")
@@ -160,7 +160,7 @@ class TorchCheckpointIO(CheckpointIO):
 
     @contextlib.contextmanager
     def _fetched(self, address: str) -> Iterator[Path]:
-        """Context with a local copy of the checkpoint at ``address``.
+        """Return a context that yields a local copy of the checkpoint at ``address``.
 
         Raises:
             CheckpointError: the checkpoint does not exist, or the server cannot be reached.
@@ -221,11 +221,11 @@ class TorchCheckpointIO(CheckpointIO):
 def save(
     checkpoint: Mapping[str, Any], path: str | Path, write: Callable[[dict[str, Any], Path | str, bool], R]
 ) -> R | None:
-    """Write ``checkpoint`` to ``path``: call ``write`` with the checkpoint's content, the file or address, and whether
-    an existing file must stay. Return the result of ``write``.
+    """Call ``write`` to write ``checkpoint`` to ``path``, and return the result. The arguments of ``write`` are the
+    checkpoint's content, the file or address, and whether an existing file must stay.
 
     Raises:
-        CheckpointError: the file could not be written; the previous file at ``path`` is complete.
+        CheckpointError: the file could not be written. The previous file at ``path`` is complete.
         ConfigurationError: ``path`` cannot be a file name.
     """
     target, refused = _target(path), _refused.get()
@@ -248,7 +248,7 @@ def save(
     except (OSError, RuntimeError) as error:
         number, why = getattr(error, "errno", None) or 0, getattr(error, "strerror", None) or str(error)
         cure = cure_of(number)
-        # a file for an address is first written to the temporary folder, whose disk may be full
+        # a file for an address is first written to the temporary folder, which may be full
         if files.is_remote(target):
             cure = "Check the address, the credentials and the connection."
             if number == errno.ENOSPC:
@@ -258,7 +258,7 @@ def save(
 
 
 def cure_of(number: int | None) -> str:
-    """Return the part of a message that says what to do about an error of the local file system with this errno."""
+    """Return the advice in an error message about an errno of the local file system."""
     return _CURES.get(number or 0, "Free some space or choose another default_root_dir.")
 
 
@@ -268,10 +268,10 @@ def _write(checkpoint: dict[str, Any], target: Path | str, new: bool) -> None:
 
 
 def entries(path: str | Path) -> dict[str, Any]:
-    """Return the entries of the local checkpoint at ``path``; tensors are read from disk when they are used.
+    """Return the entries of the local checkpoint at ``path``. Each tensor is read from disk when it is first used.
 
-    Only the sizes of files are checked, not their checksums. If the checkpoint contains objects that are not plain
-    data, torch's error is raised.
+    The function checks the sizes of files, but no checksums. If the checkpoint contains other objects than plain data,
+    torch's error is raised.
     """
     if os.path.isdir(path):
         return sharded.read(sharded.place(path), lazy=("",))
@@ -279,7 +279,7 @@ def entries(path: str | Path) -> dict[str, Any]:
 
 
 def writes_files(store: CheckpointIO) -> bool:
-    """Return whether ``store`` writes checkpoints as :class:`TorchCheckpointIO` does, to files and folders."""
+    """Return whether ``store`` writes the files and folders of :class:`TorchCheckpointIO`."""
     store = _behind_background(store)
     return isinstance(store, TorchCheckpointIO) and not overrides(store, "save_checkpoint", TorchCheckpointIO)
 
@@ -290,23 +290,21 @@ def _behind_background(store: CheckpointIO) -> CheckpointIO:
 
 
 def reads_files(store: CheckpointIO) -> bool:
-    """Return whether ``store`` reads checkpoints as :class:`TorchCheckpointIO` does, so that :func:`entries` can read
-    them.
+    """Return whether ``store`` loads checkpoints in the format of :class:`TorchCheckpointIO`, so that :func:`entries`
+    can read them, too.
     """
     store = _behind_background(store)
     return isinstance(store, TorchCheckpointIO) and not overrides(store, "load_checkpoint", TorchCheckpointIO)
 
 
 def refused_here() -> list[str] | None:
-    """Return the list of the :meth:`TorchCheckpointIO.new_files` context that this thread is in; ``None`` outside such
-    a context.
-    """
+    """Return the list of this thread's :meth:`TorchCheckpointIO.new_files` context; ``None`` outside a context."""
     return _refused.get()
 
 
 def move_to(tree: Any, location: Any) -> Any:
-    """Return ``tree`` with its tensors on the device ``location``, if ``location`` is a device. ``location`` is a value
-    of ``map_location``.
+    """Move the tensors of ``tree`` to ``location``, a value of ``map_location``. If ``location`` is not a device, do
+    nothing.
     """
     if not isinstance(location, (str, torch.device)) or torch.device(location).type == "cpu":
         return tree
@@ -314,11 +312,10 @@ def move_to(tree: Any, location: Any) -> Any:
 
 
 def _check_location(location: Any, name: str) -> None:
-    """After a file could not be read with tensors on the device ``location``, check that this device can be used.
+    """After a file could not be read, check that this process can use the device ``location``.
 
     Raises:
-        ConfigurationError: this process cannot create tensors on the device, so the device is the cause of the failure,
-            not the file.
+        ConfigurationError: this process cannot create tensors on the device, so the file may be undamaged.
     """
     if not isinstance(location, (str, torch.device)):
         return
@@ -332,14 +329,14 @@ def _check_location(location: Any, name: str) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the sentence of torch's long error message that names the object which cannot be read."""
+    """Return the sentence in torch's long error message that names the unreadable object."""
     lines = [line.strip() for line in str(error).splitlines()] or [""]
     named = next((line for line in lines if line.startswith("WeightsUnpickler error:") or "GLOBAL" in line), lines[0])
     return named.removeprefix("WeightsUnpickler error:").strip().split(". ")[0].removesuffix(".")
 
 
 def _target(path: str | Path) -> Path | str:
-    """Return the file for ``path``, or an address as text; ``~`` is the home folder.
+    """Return the file for ``path``, with ``~`` as the home folder. Return an address as text.
 
     Raises:
         ConfigurationError: ``path`` cannot be a file name.
@@ -365,7 +362,7 @@ def _unwritten(target: Path | str, why: str, cure: str) -> CheckpointError:
 
 
 def name_of(path: str | Path | IO[bytes]) -> str:
-    """Return the name of a file for messages: its path, or the path or class of an open file."""
+    """Return a name for messages: the path, or the path or class of an open file."""
     if isinstance(path, (str, os.PathLike)):
         return os.fspath(path)
     name = getattr(path, "name", None)
@@ -373,7 +370,7 @@ def name_of(path: str | Path | IO[bytes]) -> str:
 
 
 def opened(path: str | Path | IO[bytes]) -> Path | IO[bytes]:
-    """Return ``path`` for torch and zipfile: a path, or an open file positioned at the checkpoint's beginning.
+    """Return ``path`` for torch and zipfile, as a path or as an open file at the beginning of the checkpoint.
 
     Raises:
         ConfigurationError: ``path`` is neither a path nor a readable file.
@@ -386,7 +383,7 @@ def opened(path: str | Path | IO[bytes]) -> Path | IO[bytes]:
         )
     try:
         start, nothing = path.tell(), path.read(0)
-    except (OSError, ValueError) as error:  # a pipe, or a file that is closed or open for writing only
+    except (OSError, ValueError) as error:  # a pipe, a closed file, or a file that is open only for writing
         raise ConfigurationError(
             f"The open file {name_of(path)} cannot be read from any place in it ({error}). Pass its path, or open it "
             'with open(path, "rb").'
@@ -397,14 +394,14 @@ def opened(path: str | Path | IO[bytes]) -> Path | IO[bytes]:
 
 
 def rewound(source: Path | IO[bytes]) -> Path | IO[bytes]:
-    """Return ``source``, rewound to its beginning."""
+    """Rewind ``source`` to its beginning, and return ``source``."""
     if not isinstance(source, Path):
         source.seek(0)
     return source
 
 
 def check_records(source: Path | IO[bytes], name: str) -> None:
-    """Check the CRC-32 of each record in a file that ``torch.save`` wrote; messages call the file ``name``.
+    """Check the CRC-32 of each record in a file from ``torch.save``. ``name`` is the file's name for messages.
 
     Raises:
         CheckpointError: a checksum is wrong, or the file is not a zip container.
@@ -412,7 +409,7 @@ def check_records(source: Path | IO[bytes], name: str) -> None:
     try:
         with zipfile.ZipFile(rewound(source)) as container:
             damaged = container.testzip()
-    except Exception as error:  # zipfile raises many exceptions if the container's own fields are damaged
+    except Exception as error:  # for a damaged container, zipfile may raise anything
         raise CheckpointError(
             f"{name} is no checkpoint, or was cut short ({error}). Use another one. [DT1034]"
         ) from error

@@ -1,17 +1,15 @@
-"""Read checkpoints that contain pickled objects, without importing or calling the classes and functions of these
-objects.
+"""Read checkpoints with pickled objects, without importing or calling the classes and functions in them.
 
 A pickle is a small program. This module contains Python's interpreter of pickles, restricted to harmless instructions.
-The interpreter resolves the names that torch's own weights-only reader resolves, and a few more for plain data; every
-other name becomes a :class:`Placeholder`, which accepts all operations and does nothing. Simpler solutions fail:
+The interpreter resolves the names that ``torch.load(weights_only=True)`` resolves, and a few more names of plain data.
+Every other name becomes a :class:`Placeholder`, which accepts all operations and does nothing. Simpler solutions fail:
 
 - ``torch.load(weights_only=True)`` with placeholders in ``torch.serialization.safe_globals`` refuses operations on the
-  placeholders. For example, ``torch.load`` sets no items on a placeholder for a subclass of ``dict`` or ``list``, in
-  which other trainers stored hyperparameters. ``torch.load`` also refuses every name in the modules ``os`` and ``sys``.
-- ``pickle.Unpickler`` with its own ``find_class`` would let a file set attributes of torch's classes and functions.
+  placeholders. But other trainers stored hyperparameters in subclasses of ``dict`` and ``list``, whose placeholders
+  need operations. ``torch.load`` also refuses every name in the modules ``os`` and ``sys``.
+- ``pickle.Unpickler`` with another ``find_class`` would let a file set attributes of torch's classes and functions.
 
-Torch still opens the container and creates the tensors: the interpreter is passed to ``torch.load`` as
-``pickle_module``.
+``torch.load`` opens the container and creates the tensors. The interpreter is its argument ``pickle_module``.
 """
 
 from __future__ import annotations
@@ -35,17 +33,17 @@ from drivetrain.base import torch_private
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.errors import CheckpointError
 
-# the first bytes of a file in torch's format before 1.6, which is not zip
+# the first bytes of a file from torch before 1.6
 _LEGACY_START = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19\x2e"
 _ZIP_START = b"PK\x03\x04"
-_MOST_NAMES = 12  # largest number of names in the warning; a file may contain thousands of objects
+_MOST_NAMES = 12  # the maximum number of names in the warning
 
 
 class Placeholder:
-    """Replaces an object, a class or a function in a file, if its name is not in the list of harmless names.
+    """Replaces an object, a class or a function in a file, unless the name is on the list of harmless names.
 
     Attributes:
-        path: the replaced name with its module, as in the file.
+        path: the module and the name in the file.
     """
 
     path: ClassVar[str] = ""
@@ -55,12 +53,12 @@ class Placeholder:
 
 
 def is_legacy(source: Path | IO[bytes]) -> bool:
-    """Return whether ``source`` is in torch's format from before 1.6, which is not a zip file and has no checksums."""
+    """Return whether ``source`` is in the format of torch before 1.6, which is not a zip file and has no checksums."""
     return _starts_with(source, _LEGACY_START)
 
 
 def is_container(source: Path | IO[bytes]) -> bool:
-    """Return whether ``source`` begins like a zip file, which is torch's format since 1.6."""
+    """Return whether ``source`` begins like a zip file, the format of torch since 1.6."""
     return _starts_with(source, _ZIP_START)
 
 
@@ -103,18 +101,16 @@ def read_foreign(
     path: str | Path | IO[bytes], map_location: Any = "cpu", name: str | None = None
 ) -> dict[str, Any] | None:
     """Read another trainer's checkpoint at ``path``, with a :class:`Placeholder` for every value that is not plain
-    data.
-
-    One warning names the values that were not loaded.
+    data. One warning names these values.
 
     Args:
-        path: a file that torch wrote, in its present or its older format; or an open file.
+        path: a file in torch's present or older format, or an open file.
         map_location: the device for tensors, as for ``torch.load``.
         name: the file's name in messages; ``None``: its path.
 
     Returns:
-        The checkpoint; ``None`` if the file is not a dictionary with a ``state_dict`` or Lightning's version, or if
-        drivetrain wrote it.
+        The checkpoint; ``None`` if drivetrain wrote the file, or if the file has neither a ``state_dict`` nor
+        Lightning's version.
 
     Raises:
         CheckpointError: the file cannot be read.
@@ -124,17 +120,17 @@ def read_foreign(
     loaded = read_objects(source, name, map_location=map_location)
     if not isinstance(loaded, dict) or not loaded.keys() & {"state_dict", "pytorch-lightning_version"}:
         return None
-    if "drivetrain_version" in loaded:  # drivetrain's own file: users want its objects, not placeholders
+    if "drivetrain_version" in loaded:  # in drivetrain's own files, placeholders would hide objects
         return None
     _warn_of_placeholders(name, loaded)
     return loaded
 
 
 def read_objects(source: Path | IO[bytes], name: str, **options: Any) -> Any:
-    """Return what the file ``source`` contains, with a :class:`Placeholder` for every value that is not plain data.
+    """Return the content of the file ``source``, with a :class:`Placeholder` for every value that is not plain data.
 
     Args:
-        source: as for :func:`read_foreign`.
+        source: a path or an open file.
         name: the file's name in messages.
         options: ``map_location`` and ``mmap`` of ``torch.load``.
 
@@ -154,11 +150,11 @@ def read_objects(source: Path | IO[bytes], name: str, **options: Any) -> Any:
 
 
 def read_pickle(file: IO[bytes], classes: Sequence[type], name: str) -> Any:
-    """Return the object in a pickle file. Instances of ``classes`` are built without ``__init__``; every other class is
-    replaced by a :class:`Placeholder`.
+    """Return the object in a pickle file. Instances of ``classes`` are built without ``__init__``. A
+    :class:`Placeholder` replaces every other class.
 
     Raises:
-        CheckpointError: ``file`` cannot be read; the message calls it ``name``.
+        CheckpointError: the file cannot be read. ``name`` is the file's name for the message.
     """
     try:
         with torch.serialization.safe_globals(list(classes)):
@@ -168,16 +164,16 @@ def read_pickle(file: IO[bytes], classes: Sequence[type], name: str) -> Any:
 
 
 def _container(source: Path | IO[bytes]) -> Any:
-    """Return ``source`` for ``torch.load``, checked to be in one of torch's two formats and not a TorchScript
-    archive.
+    """Check that ``source`` is in one of torch's two formats and not a TorchScript archive. Return ``source`` for
+    ``torch.load``.
     """
     if is_legacy(source):
         with _stream(source) as stream:
-            # passed from memory, because torch.load would first try to unpack a file on disk as a tar file
+            # from memory, because torch.load would first read a file on disk as a tar file
             return io.BytesIO(stream.read())
     if not is_container(source):
         raise ValueError("it is in no format of torch")
-    # The reader gets an open file, because the reader would accept only paths in UTF-8.
+    # Open the file here, because torch's reader accepts only paths in UTF-8.
     with _stream(source) as stream:
         records = torch_private.Reader(stream).get_all_records()
         stream.seek(0)
@@ -187,7 +183,7 @@ def _container(source: Path | IO[bytes]) -> Any:
 
 
 def _warn_of_placeholders(source: str, checkpoint: dict[Any, Any]) -> None:
-    # The original class of the hyperparameters (hparams_type) does not matter, because they are read as a dictionary.
+    # hparams_type, the class of the hyperparameters, does not matter: they are read as a dictionary.
     found = list(placeholders({key: value for key, value in checkpoint.items() if key != "hparams_type"}))
     if not found:
         return
@@ -206,14 +202,12 @@ def _warn_of_placeholders(source: str, checkpoint: dict[Any, Any]) -> None:
 # ---- the interpreter -------------------------------------------------------------------------------------------------
 
 
-# pickle's class that is written in Python, because the class in C has no table of instructions to replace
+# based on pickle's class in Python, because the class in C has no table of instructions
 class _Unpickler(pickle._Unpickler):
-    """The replacement for ``pickle.Unpickler``; ``torch.load`` derives a class from it that defines
-    ``persistent_load``.
-    """
+    """The interpreter of pickles, from which ``torch.load`` derives a class that it gives a ``persistent_load``."""
 
     known: ClassVar[dict[str, Any]]
-    """By name in the file: what replaces it. All pickles of one file share this dictionary."""
+    """The object for each name in the file. All pickles of one file share this dictionary."""
 
     stack: list[Any]
     memo: dict[int, Any]
@@ -227,7 +221,7 @@ class _Unpickler(pickle._Unpickler):
         self._buildable = [value for value in users.values() if isinstance(value, type)]
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return the object for ``name`` in ``module``, without importing ``module``."""
+        """Return the object for ``name`` in ``module``. Never import ``module``."""
         path = f"{_RENAMED.get(module, module)}.{name}"
         if path not in self.known:
             is_known = path in self._objects
@@ -263,8 +257,8 @@ class _Unpickler(pickle._Unpickler):
                 self.stack[-1][key] = value
 
     def _accepts(self, *kinds: type) -> bool:
-        """Return whether the object on top of the stack is of one of ``kinds``, so that items can be added. False for a
-        placeholder, which ignores items.
+        """Return whether the object on top of the stack has one of the types ``kinds``, so that items can be added.
+        Return False for a placeholder, which ignores items.
         """
         target = self.stack[-1]
         if _placeholder_class(target) is None and type(target) not in kinds:
@@ -288,13 +282,12 @@ class _Unpickler(pickle._Unpickler):
             raise pickle.UnpicklingError(f"{type(function).__name__} is nothing to be called")
         for arg in args:
             if (kind := _placeholder_class(arg)) is not None:
-                return kind()  # an argument is a placeholder, for example a tensor of an unknown class
+                return kind()  # an argument is a placeholder, such as a tensor of an unknown class
         return function(*args)
 
     def load_newobj(self) -> None:
         args, kind = self.stack.pop(), self.stack.pop()
-        # As in pickle, the object is created without __init__, except a Parameter: without __init__, a Parameter would
-        # not share memory with its tensor.
+        # As in pickle, __init__ is not called. But a Parameter without __init__ would not share memory with its tensor.
         if (
             isinstance(kind, type)
             and id(kind) in self._callable - {id(torch.nn.Parameter)}
@@ -320,7 +313,7 @@ class _Unpickler(pickle._Unpickler):
                     if value is target:
                         self.memo[key] = built
         elif _placeholder_class(target) is not None or kind is dict:
-            # the state is dropped: the target is a placeholder, or a plain dictionary in place of a subclass
+            # drop the state of a placeholder, or of a dictionary that replaces an object of a subclass
             pass
         elif kind is OrderedDict or kind is argparse.Namespace:
             vars(target).update(state)
@@ -347,8 +340,8 @@ _AS_IN_PYTHON = frozenset({
     "BINBYTES8", "BYTEARRAY8", "EMPTY_LIST", "EMPTY_DICT", "EMPTY_TUPLE", "EMPTY_SET", "LIST", "DICT", "FROZENSET",
     "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE", "GET", "BINGET", "LONG_BINGET",
 })  # fmt: skip
-"""Instructions that only move plain data. :class:`_Unpickler` has methods for some of the other instructions, and
-refuses the rest.
+"""Instructions that only move plain data. :class:`_Unpickler` has methods for some more instructions, and refuses all
+others.
 """
 
 
@@ -365,21 +358,21 @@ def _instruction(name: str, code: int) -> Callable[[Any], None]:
 
 
 _Unpickler.dispatch = {ord(each.code): _instruction(each.name, ord(each.code)) for each in pickletools.opcodes}
-# Python 2's names of modules, which old pickle protocols use
+# names of modules in Python 2, which old pickle protocols use
 _RENAMED = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 
 
 def _placeholder_class(value: Any) -> type[Placeholder] | None:
-    """Return the class of ``value`` if it is a placeholder, or ``value`` itself if it is a placeholder's class;
-    otherwise ``None``.
+    """If ``value`` is a placeholder, return its class. If ``value`` is a placeholder's class, return ``value``.
+    Otherwise, return ``None``.
     """
     kind = value if isinstance(value, type) else type(value)
     return kind if issubclass(kind, Placeholder) else None
 
 
 def _is_old_sparse(kind: Any) -> bool:
-    """Whether ``kind`` is one of torch's oldest sparse tensor classes: their indices, which may be out of range, are
-    checked only by torch's own unpickler.
+    """Return whether ``kind`` is one of torch's oldest classes of sparse tensors. Only torch's own unpickler checks
+    that their indices are in range.
     """
     return isinstance(kind, type) and kind.__module__.startswith("torch.") and "sparse" in kind.__module__
 
@@ -388,8 +381,8 @@ def _is_old_sparse(kind: Any) -> bool:
 
 
 def _encode(text: str, encoding: str) -> bytes:
-    """Return the bytes that an old pickle protocol has stored as text. Only latin1 is accepted, because Python imports
-    a module for other encodings.
+    """Return the bytes that an old pickle protocol has stored as text. Other encodings than latin1 are refused, because
+    Python would import a module.
     """
     if encoding != "latin1":
         raise pickle.UnpicklingError(f"bytes are encoded as latin1, not as {encoding!r}")
@@ -397,10 +390,10 @@ def _encode(text: str, encoding: str) -> bytes:
 
 
 class _NumpyPart(Placeholder):
-    """A numpy object, or a part of one, that is incomplete until its state is set."""
+    """A numpy object, or a part of a numpy object, before the pickle has set its state."""
 
     def built(self, state: Any) -> Any:
-        """Return the complete numpy object, or ``self`` if it cannot be built."""
+        """Return the complete numpy object; ``self`` if the object cannot be built."""
         return self
 
 
@@ -412,13 +405,13 @@ class _Dtype(_NumpyPart):
         self.order = "="
 
     def built(self, state: Any) -> Any:
-        # The rest of the state is ignored: it contains sizes and flags that numpy would trust.
+        # The rest of the state is dangerous: numpy would trust the sizes and flags.
         if isinstance(state, tuple) and len(state) > 1 and state[1] in ("<", ">", "|", "="):
             self.order = state[1]
         return self
 
     def real(self) -> Any:
-        """Return numpy's dtype; ``None`` if numpy is not imported, because reading a file must not import it."""
+        """Return numpy's dtype; ``None`` if numpy is not imported. Reading a file must not import numpy."""
         numpy = sys.modules.get("numpy")
         return None if numpy is None else numpy.dtype(self.order + self.code)
 
@@ -440,7 +433,7 @@ class _Scalar(_NumpyPart):
 
 
 def _dtype(code: Any, *_: Any) -> _NumpyPart:
-    """Return a dtype of numbers or of fixed-length strings; a placeholder for other dtypes."""
+    """Return a dtype of numbers or fixed-length strings. Return a placeholder for any other dtype."""
     if isinstance(code, str) and re.fullmatch(r"[biufc]\d{1,2}|[SU]\d{1,6}", code):
         return _Dtype(code)
     return _Scalar()
@@ -467,4 +460,4 @@ _STAND_INS: dict[str, Any] = {
     "lightning.fabric.utilities.data.AttributeDict": dict,
     "lightning_fabric.utilities.data.AttributeDict": dict,
 }
-"""By name in a file: the object that is used instead."""
+"""The replacements of some names in files."""

@@ -26,10 +26,9 @@ with on_first_use:
 
 
 class FileAnswers:
-    """Answers to questions about a store's checkpoints, such as whether one exists, for local files and fsspec
-    addresses.
+    """Methods of a store that find, copy and wait for checkpoints, for local files and addresses of fsspec.
 
-    A store that keeps checkpoints in other places overrides some of these methods.
+    A store that keeps checkpoints elsewhere overrides some of these methods.
     """
 
     if TYPE_CHECKING:  # the store defines these methods
@@ -39,7 +38,7 @@ class FileAnswers:
     # ---- existing checkpoints ------------------------------------------------------------------------------------
 
     def written_at(self, path: str | Path) -> float | None:
-        """Return when the checkpoint at ``path`` was written, in seconds of any clock; ``None`` if there is none.
+        """Return when the checkpoint at ``path`` was written, in seconds of any clock; ``None`` without a checkpoint.
 
         Raises:
             CheckpointError: the server of an address cannot be reached.
@@ -54,7 +53,7 @@ class FileAnswers:
             return None
 
     def touch(self, path: str | Path) -> None:
-        """Make the checkpoint at ``path`` the most recently written one."""
+        """Set the time of the checkpoint at ``path`` to now, so that it counts as the newest."""
         wait_for(self, path)
         try:
             files.touch(path)
@@ -66,7 +65,7 @@ class FileAnswers:
         return self.written_at(path) is not None
 
     def find(self, folder: str | Path, pattern: str) -> list[str]:
-        """Return the paths in ``folder`` whose name matches ``pattern``, such as ``"*.ckpt"``, in any order.
+        """Return the paths in ``folder`` with a name that matches ``pattern``, such as ``"*.ckpt"``, in any order.
 
         Raises:
             CheckpointError: the server of an address cannot be reached.
@@ -78,7 +77,7 @@ class FileAnswers:
         return [str(path) for path in Path(folder).glob(pattern)]
 
     def is_complete(self, path: str | Path) -> bool:
-        """Return whether the checkpoint at ``path`` can be read; the call reads the complete checkpoint."""
+        """Return whether the checkpoint at ``path`` can be read. The method reads the complete checkpoint."""
         try:
             self.load_checkpoint(path)
         except Exception:
@@ -86,20 +85,20 @@ class FileAnswers:
         return True
 
     def copy(self, source: str | Path, path: str | Path, link: bool = False, replaces: bool = True) -> bool:
-        """Wait until the checkpoint ``source`` is durable, and copy it to ``path``, which never contains a partial
+        """Wait until the checkpoint ``source`` is durable, and copy it to ``path``. ``path`` never contains a partial
         copy.
 
         Args:
-            source: a checkpoint, possibly still being written.
+            source: a checkpoint. The store may still be writing this checkpoint.
             path: the target.
             link: make a relative symbolic link instead, if the file system supports links. Addresses have no links.
             replaces: whether another checkpoint at ``path`` may be replaced.
 
         Returns:
-            True if the copy was made; False if ``replaces`` is False and there is a checkpoint at ``path``.
+            False if ``replaces`` is False and there is a checkpoint at ``path``; otherwise True.
 
         Raises:
-            CheckpointError: the checkpoint could not be copied; the previous checkpoint at ``path`` is unchanged.
+            CheckpointError: the checkpoint could not be copied. The previous checkpoint at ``path`` is unchanged.
         """
         wait_for(self, source)
         is_remote = behind(source) is not None or behind(path) is not None
@@ -123,28 +122,28 @@ class FileAnswers:
         return files.link(source, path, replaces) if link else files.copy(source, path, replaces)
 
     def link_target(self, path: str | Path) -> str | None:
-        """Return the target of the symbolic link ``path``, even if the target does not exist; ``None`` if ``path`` is
-        no link.
+        """Return the target of the symbolic link ``path``; ``None`` if ``path`` is not a link. The target need not
+        exist.
         """
         if files.is_remote(path):
             return None
         return os.readlink(path) if os.path.islink(path) else None
 
     def resolve(self, path: str | Path) -> str:
-        """Return the canonical name of a checkpoint or folder, after resolving links and ``..``."""
+        """Return the path of a checkpoint or folder with links and ``..`` resolved."""
         return files.resolved(path)
 
     # ---- durability ----------------------------------------------------------------------------------------------
 
     def is_durable(self, path: str | Path) -> bool:
-        """Return False while a save to ``path`` is running, or has failed and its error was not raised yet."""
+        """Return False while ``path`` is being written, and after a failure until the error is raised."""
         return True
 
     def wait(self, path: str | Path | None = None) -> None:
-        """Wait until the last save to ``path`` is written; ``None``: all saves.
+        """Wait until the checkpoint at ``path`` is written; ``None`` waits for all checkpoints.
 
         Raises:
-            CheckpointError: a checkpoint could not be written; the message names the file. Each failure is raised only
+            CheckpointError: a checkpoint could not be written. The message names the file. Each failure is raised only
                 once.
         """
 
@@ -153,19 +152,18 @@ class CheckpointIO(FileAnswers, ABC):
     """Stores checkpoints under paths: writes, reads and removes them.
 
     A subclass defines :meth:`save_checkpoint`, :meth:`load_checkpoint` and :meth:`remove_checkpoint`. The Trainer and
-    its callbacks also ask a store other questions, such as whether a path has a checkpoint. :class:`FileAnswers`
-    answers them for local files and for addresses that fsspec supports, such as ``s3://bucket/run``, and assumes that a
-    checkpoint is durable when :meth:`save_checkpoint` returns. A store that keeps checkpoints elsewhere overrides
-    ``written_at`` and ``find``; a store that writes in the background overrides ``is_durable`` and ``wait``. The
-    Trainer and its callbacks access checkpoints only through these methods. Rank 0 saves, copies and removes.
+    its callbacks access checkpoints only through a store, and also call the methods of :class:`FileAnswers`. These
+    methods work for local files and for addresses that fsspec supports, such as ``s3://bucket/run``. The methods assume
+    that a checkpoint is durable when :meth:`save_checkpoint` returns. A store that keeps checkpoints elsewhere
+    overrides ``written_at`` and ``find``. A store that writes in the background overrides ``is_durable`` and ``wait``.
+    Only rank 0 saves, copies and removes checkpoints.
     """
 
     @classmethod
     def register_checkpoint_ios(cls, checkpoint_registry: Registry[CheckpointIO]) -> None:
         """Register the class under its names: ``checkpoint_registry.register("name", cls, description="...")``.
 
-        A subclass that defines this method is registered when Python executes its ``class`` statement; no call is
-        needed.
+        If a subclass defines this method, its ``class`` statement registers the class. No call is needed.
         """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -174,15 +172,13 @@ class CheckpointIO(FileAnswers, ABC):
 
     @abstractmethod
     def save_checkpoint(self, checkpoint: Mapping[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """Write ``checkpoint`` to ``path``, or start to do so; when the checkpoint is written, ``is_durable`` returns
-        True.
-
-        Until then, :meth:`load_checkpoint` and ``written_at`` refer to the previous checkpoint at ``path``. Training
-        changes the tensors of ``checkpoint`` in place, so a store that writes later must copy these tensors before this
-        method returns.
+        """Write ``checkpoint`` to ``path``, or start to write. When the checkpoint is written, ``is_durable`` returns
+        True. Until then, :meth:`load_checkpoint` and ``written_at`` refer to the previous checkpoint at ``path``.
+        Training changes the tensors of ``checkpoint`` in place, so this method must copy the tensors if the store
+        writes later.
 
         Raises:
-            CheckpointError: the checkpoint could not be written; the previous checkpoint at ``path`` is complete.
+            CheckpointError: the checkpoint could not be written. The previous checkpoint at ``path`` is complete.
         """
 
     @abstractmethod
@@ -193,8 +189,8 @@ class CheckpointIO(FileAnswers, ABC):
 
         Args:
             path: the checkpoint's name in this store.
-            map_location: the device for its tensors, as for ``torch.load``.
-            weights_only: ``None`` or True: plain data only. False: all objects, and code in the file can run.
+            map_location: the device for the tensors, as for ``torch.load``.
+            weights_only: ``None`` or True: plain data only. False: all objects. The file can then run code.
 
         Raises:
             CheckpointError: the checkpoint does not exist, is damaged, or contains objects that only
@@ -203,38 +199,36 @@ class CheckpointIO(FileAnswers, ABC):
 
     @abstractmethod
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Delete the checkpoint at ``path``; do nothing if there is none."""
+        """Delete the checkpoint at ``path``, if it exists."""
 
     def is_sharded(self, path: str | Path) -> bool:
-        """Return whether ``path`` is a folder with the shards of several ranks: see ``checkpoints/sharded.py``.
-
-        The FSDP strategy does not call :meth:`load_checkpoint` for such a folder: each rank reads its own shards.
+        """Return whether ``path`` is a folder with a sharded checkpoint (see ``checkpoints/sharded.py``). For a sharded
+        checkpoint, the FSDP strategy does not call :meth:`load_checkpoint`, because each rank reads its own shards.
         """
         return False
 
     @contextlib.contextmanager
     def new_files(self) -> Iterator[list[str]]:
-        """Context in which this thread's writes replace no existing checkpoint.
-
-        The context yields a list. A path that is not written, because another process has written a file there, is
-        added to this list. If a store cannot detect such files, the list stays empty.
+        """Return a context in which this thread replaces no existing checkpoint. The context yields a list of the paths
+        at which nothing was written, because another process had written a file there. If the store cannot detect
+        existing files, the list stays empty.
         """
         yield []
 
     def was_refused(self, path: str | Path) -> bool:
-        """Return whether ``path`` is in the list of the :meth:`new_files` context that this thread is in."""
+        """Return whether ``path`` is in the list of this thread's :meth:`new_files` context."""
         return False
 
     def teardown(self) -> None:
-        """Free threads and connections at the end of a run, after :meth:`wait`. The store may be used again later."""
+        """Free threads and connections at the end of a run. A later run may use the store again."""
 
 
 CheckpointRegistry: Registry[CheckpointIO] = Registry("drivetrain.checkpoints", "io", "checkpoint store", by_file=False)
-"""The checkpoint stores by name: stores in the files of this folder, of users, and of installed packages."""
+"""The checkpoint stores by name: the stores of drivetrain, of users, and of installed packages."""
 
 
 def wait_for(store: FileAnswers, path: str | Path) -> None:
-    """Call ``store.wait(path)``; any exception becomes a CheckpointError that names the file.
+    """Call ``store.wait(path)``. Turn any exception into a CheckpointError that names the file.
 
     Raises:
         CheckpointError: the checkpoint could not be written.
@@ -250,22 +244,22 @@ def wait_for(store: FileAnswers, path: str | Path) -> None:
 
 
 def reading(weights_only: bool | None) -> dict[str, Any]:
-    """Return ``weights_only`` as keyword arguments of ``load_checkpoint``; no arguments for ``None``, because the
-    method of a user's store may not have this parameter.
+    """Return ``weights_only`` as keyword arguments of ``load_checkpoint``. For ``None``, return no arguments, because a
+    user's method may lack this parameter.
     """
     return {} if weights_only is None else {"weights_only": weights_only}
 
 
 def background_of(store: FileAnswers) -> AsyncCheckpointIO | None:
-    """Return ``store`` if it is an AsyncCheckpointIO; else ``None``."""
+    """Return ``store`` if it is an AsyncCheckpointIO; otherwise ``None``."""
     # a program that uses the class has imported its module
     module = sys.modules.get("drivetrain.checkpoints.background")
     return store if module is not None and isinstance(store, module.AsyncCheckpointIO) else None
 
 
 def behind(path: str | Path) -> types.ModuleType | None:
-    """Return the module that reads and writes at the address ``path``; ``None`` for a local path, and for an address
-    that only the store knows.
+    """Return the module that reads and writes at the address ``path``; ``None`` for a local path, or for an address
+    that fsspec does not support.
     """
     if not files.is_remote(path):
         return None
@@ -275,11 +269,11 @@ def behind(path: str | Path) -> types.ModuleType | None:
 
 @contextlib.contextmanager
 def unreachable(path: str | Path) -> Iterator[None]:
-    """Context for requests to the server of an address.
+    """Return a context for requests to the server of an address.
 
     Raises:
-        CheckpointError: the request fails. An unreachable server must not count as "no checkpoint", which would start
-            the training from the beginning.
+        CheckpointError: the request fails. If an unreachable server counted as "no checkpoint", the training would
+            start from the beginning.
     """
     try:
         yield
@@ -292,11 +286,9 @@ def unreachable(path: str | Path) -> Iterator[None]:
 
 
 def newest_first(store: CheckpointIO, paths: Iterable[str]) -> list[str]:
-    """Sort ``paths`` by the time when their checkpoints were written, newest first; paths without a checkpoint come
-    last.
-
-    Object stores record times in whole seconds. So times can be equal: then the later name comes first, with numbers
-    compared as numbers: "last-v1" before "last", "epoch=10" before "epoch=9".
+    """Sort ``paths`` so that the newest checkpoint comes first, and paths without a checkpoint last. Object stores
+    record times in whole seconds, so times can be equal. Then the greater name comes first, with numbers compared as
+    numbers: "last-v1" before "last", "epoch=10" before "epoch=9".
     """
     times = {path: store.written_at(path) for path in paths}
 

@@ -1,4 +1,4 @@
-"""Plain data as JSON, with references in place of tensors."""
+"""Convert plain data to JSON and back, with the names of tensors in place of tensors."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
 
 
 def encode(value: Any, name_of: Callable[[tuple[Any, ...], Tensor], str], path: tuple[Any, ...] = ()) -> Any:
-    """Return ``value`` as data that JSON preserves exactly.
+    """Convert ``value`` to data that JSON stores exactly.
 
     Args:
         value: a result of ``plain.encode``.
-        name_of: returns the name under which the tensor at a path is stored.
+        name_of: a function that gets a path and a tensor, and returns the tensor's stored name.
         path: the path of ``value`` in the checkpoint.
 
     Raises:
@@ -68,7 +68,7 @@ def encode(value: Any, name_of: Callable[[tuple[Any, ...], Tensor], str], path: 
 def _encoded(
     items: Iterable[tuple[Any, Any]], name_of: Callable[[tuple[Any, ...], Tensor], str], path: tuple[Any, ...]
 ) -> list[Any]:
-    # Plain numbers are handled without a call for each, because a random state has hundreds of them.
+    # Numbers need no function call: a random state has hundreds of numbers.
     return [item if type(item) in _AS_IS else encode(item, name_of, (*path, key)) for key, item in items]
 
 
@@ -77,7 +77,7 @@ def decode(value: Any, tensor: Callable[[str], Tensor]) -> Any:
 
     Args:
         value: data parsed from JSON.
-        tensor: returns the tensor with a name.
+        tensor: a function that returns the tensor with a name.
 
     Raises:
         WrongForm: ``value`` does not come from :func:`encode`.

@@ -1,7 +1,7 @@
-"""Lists of the parts of tensors that each process has written into a checkpoint's folder: see sharded.py.
+"""Store lists of the parts of tensors in a sharded checkpoint: see sharded.py.
 
-Usually the manifest, the checkpoint's list of its files, contains all lists. If all processes together have very many
-parts, each process writes its list into a file of its own, so the process that writes the manifest has little to do.
+The manifest, the checkpoint's list of files, usually also lists the parts of all tensors. If there are very many parts,
+each process writes its list into a separate file, to relieve the process that writes the manifest.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-MOST_IN_MANIFEST = 10_000  # the number of parts, of all processes together, up to which the manifest lists them
+MOST_IN_MANIFEST = 10_000  # the maximum number of parts of all processes that the manifest lists
 
 
 @dataclass
 class Piece:
-    """A part of a tensor, which is in one file.
+    """A part of a tensor, stored in one file.
 
     Attributes:
         file: the file's name.
@@ -43,11 +43,12 @@ class Stored:
 
 @dataclass
 class Written:
-    """What a rank has written: its files with sizes in bytes and checksums, and its parts of tensors.
+    """The files and the parts of tensors that a rank has written.
 
     Attributes:
-        files, tensors: for each file name, the file's size and checksum; for each tensor name, the tensor's parts.
-        lists: by the name of each file that lists parts, the name of the file with these parts.
+        files: the size in bytes and the checksum of each file, by the file's name.
+        tensors: the parts of each tensor, by the tensor's name.
+        lists: for the name of each file that lists parts, the name of the file that contains the bytes of these parts.
     """
 
     files: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -56,7 +57,9 @@ class Written:
 
 
 def tensors_of(plain: Mapping[str, Any]) -> dict[str, Stored]:
-    """Return the ``tensors`` of a :class:`Written` from its JSON, ``json.dumps(written, default=vars)``."""
+    """Return the ``tensors`` of a :class:`Written` from parsed JSON. The JSON comes from ``json.dumps(written,
+    default=vars)``.
+    """
     return {
         name: Stored(
             each["dtype"], tuple(each["shape"]),
@@ -70,16 +73,14 @@ def tensors_of(plain: Mapping[str, Any]) -> dict[str, Stored]:
 
 
 def written_of(plain: Written | Mapping[str, Any]) -> Written:
-    """Return a :class:`Written` of another process of this job, which may have been sent as JSON."""
+    """Return ``plain`` as a :class:`Written`. Another process may have sent ``plain`` as JSON."""
     if isinstance(plain, Written):
         return plain
     return Written(dict(plain["files"]), tensors_of(plain["tensors"]), dict(plain["lists"]))
 
 
 def rows_of(written: Written) -> bytes:
-    """Return the content of the file that lists the parts of tensors in ``written``. All these parts must be in one
-    file.
-    """
+    """Return the content of a file that lists the parts in ``written``. All parts must be in one file."""
     rows = {
         name: [each.dtype, each.shape, [[piece.at, piece.crc32, piece.offsets, piece.shape] for piece in each.pieces]]
         for name, each in written.tensors.items()
@@ -88,7 +89,7 @@ def rows_of(written: Written) -> bytes:
 
 
 def add_rows(tensors: dict[str, Stored], content: bytes, file: str) -> None:
-    """Add to ``tensors`` the parts in ``file`` that ``content``, a result of :func:`rows_of`, lists."""
+    """Add the parts in ``file`` to ``tensors``. ``content`` lists the parts: a result of :func:`rows_of`."""
     for name, (dtype, shape, rows) in json.loads(content).items():
         pieces = tensors.setdefault(name, Stored(dtype, tuple(shape))).pieces
         pieces += [Piece(file, at, crc32, tuple(offsets), tuple(extent)) for at, crc32, offsets, extent in rows]

@@ -1,11 +1,10 @@
-"""Encode values as data that ``torch.load(weights_only=True)`` reads, and decode them.
+"""Encode values as data that ``torch.load(weights_only=True)`` reads, and decode the data.
 
-Values that ``torch.load`` refuses (a path, an enum, a numpy array) become a dictionary with two entries,
-``{"__drivetrain__": kind, "value": data}``. Decoding such a dictionary imports and calls nothing that the file names.
+A value that ``torch.load`` refuses, such as a path, an enum or a numpy array, becomes a dictionary with two entries,
+``{"__drivetrain__": kind, "value": data}``. Decoding imports no module and calls no function from the file.
 
-Encoded values need no test whether torch reads them, because they consist of the types in ``_AS_IS``, of the containers
-that torch's restricted reader supports, and of tensors. Only tensors of subclasses or with attributes of their own are
-tested, once for each class and set of attributes.
+``torch.load`` can read all encoded values. The encoder tests only tensors of subclasses and tensors with attributes,
+once for each class and set of attributes.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ from drivetrain.errors import CheckpointError, shown
 
 MARKER = "__drivetrain__"
 
-_LONGEST_TEXT = 200  # largest number of characters in a description
-_MOST_BITS = 2000  # the restricted reader supports integers of up to 255 bytes
+_LONGEST_TEXT = 200  # the maximum number of characters in a description
+_MOST_BITS = 2000  # torch's weights-only reader supports integers of up to 255 bytes
 _AS_IS = frozenset({type(None), bool, float, str, complex, bytearray, torch.device, torch.Size})
 _KEYS = frozenset({type(None), bool, float, str})
 _NAMED_BY_TORCH = (torch.dtype, torch.layout, torch.memory_format, torch.qscheme)
@@ -45,21 +44,21 @@ _IN_PROGRESS = object()
 def encode(
     value: Any, where: str, describe: bool = False, noted: list[str] | None = None, references: bool = True
 ) -> Any:
-    """Return ``value`` as data that loads without running code; :func:`decode` reverses it.
+    """Return ``value`` as data that loads without running code. :func:`decode` restores the value.
 
-    Lists, tuples, sets, deques and dictionaries keep their structure and type; subclasses of ``dict`` and ``list``
-    become plain dictionaries and lists. Tensors and the memory of numpy arrays are never copied.
+    Lists, tuples, sets, deques and dictionaries keep their structure and type. An object of a subclass of ``dict`` or
+    ``list`` becomes a plain dictionary or list. Tensors and the memory of numpy arrays are never copied.
 
     Args:
         value: any value.
         where: the path of ``value`` in the checkpoint, for messages; "" if paths begin with the keys of ``value``.
-        describe: instead of raising an error, replace values that cannot be stored with descriptions, and issue one
-            warning that names all of these values.
-        noted: a list to which the paths of the described values are added; then there is no warning.
+        describe: replace each value that cannot be stored by a description instead of raising an error. One warning
+            names these values.
+        noted: a list to which the paths of the described values are added, instead of the warning.
         references: whether classes and functions may be stored by name.
 
     Raises:
-        CheckpointError: a value cannot be stored, or contains itself; the message names its path.
+        CheckpointError: a value cannot be stored, or contains itself. The message names the path of the value.
     """
     encoder = _Encoder(where, references, describe)
     encoded = encoder.run(value)
@@ -76,14 +75,14 @@ def encode(
 def decode(value: Any, where: str, noted: list[str] | None = None, references: bool = True) -> Any:
     """Reverse :func:`encode`. Containers are rebuilt, and tensors are returned unchanged.
 
-    A class, a function or an enum is looked up in modules that are already imported. If a name is not found, or only a
-    description of a value was stored, the result has a :class:`Described` there, and one warning names all such values.
+    Classes, functions and enums are looked up in imported modules. If a name is not found, or if only a description was
+    stored, the result has a :class:`Described` instead. One warning names these values.
 
     Args:
         value: the value that was read.
         where: the path of ``value`` in the checkpoint, for messages.
-        noted: a list to which the paths of descriptions are added; then there is no warning.
-        references: whether names of classes and functions become these classes and functions.
+        noted: a list to which the paths of descriptions are added, instead of the warning.
+        references: whether to look up classes and functions. If False, a :class:`Described` replaces them.
 
     Raises:
         CheckpointError: ``value`` does not come from :func:`encode`, or was encoded by a newer version of drivetrain.
@@ -98,7 +97,7 @@ def decode(value: Any, where: str, noted: list[str] | None = None, references: b
 
 
 def warn_of_descriptions(noted: Iterable[str]) -> None:
-    """Issue one warning about all values of which only descriptions could be restored."""
+    """Issue one warning about all values that were restored only as descriptions."""
     if places := ", ".join(noted):
         rank_zero_warn(
             f"Some values in the checkpoint are restored as descriptions only: {places}. Import the modules that "
@@ -107,7 +106,7 @@ def warn_of_descriptions(noted: Iterable[str]) -> None:
 
 
 def descriptions(value: Any) -> Iterator[Described | Placeholder | type[Placeholder]]:
-    """Return each :class:`Described` and each :class:`Placeholder` in a result of :func:`decode`."""
+    """Yield each :class:`Described` and each :class:`Placeholder` in a result of :func:`decode`."""
     seen: set[int] = set()
     waiting = [value]
     while waiting:
@@ -130,16 +129,14 @@ def descriptions(value: Any) -> Iterator[Described | Placeholder | type[Placehol
 
 
 class _Walk:
-    """Traverses a value: tracks the current path, visits a shared object only once, so that it stays shared, and
-    detects cycles.
-    """
+    """Traverses a value. The walk tracks the current path, detects cycles, and visits a shared object only once."""
 
     def __init__(self, where: str, references: bool) -> None:
         self.references = references
         self.noted: list[str] = []
         self._where = where
         self._steps: list[str] = []
-        # by id of an object: the object and its result; the entry keeps the object alive, so that no id is reused
+        # by an object's id: the object, so that no other object gets this id, and the object's result
         self._seen: dict[int, tuple[Any, Any]] = {}
 
     def run(self, value: Any) -> Any:
@@ -171,12 +168,12 @@ class _Walk:
     def place(self) -> str:
         """Return the current path: ``callbacks['Mine']['history'][3]``."""
         steps = self._steps
-        if not self._where and steps:  # the first key of a path, such as "['lr']", is shown as lr
+        if not self._where and steps:  # show the first key, such as "['lr']", as lr
             return "".join([steps[0].removeprefix("['").removesuffix("']"), *steps[1:]])
         return self._where + "".join(steps) or "The value"
 
     def passes(self, value: Any) -> bool:
-        """Return whether ``value`` needs no encoding; called for every leaf, so it must be fast."""
+        """Return whether ``value`` needs no encoding. This method must be fast, because it is called for every leaf."""
         raise NotImplementedError
 
     def visit(self, value: Any) -> Any:
@@ -185,7 +182,7 @@ class _Walk:
     def entries(self, mapping: Mapping[Any, Any]) -> dict[Any, Any]:
         passes, below = self.passes, self.below
         return {
-            # below() builds the path, so it is called only if needed
+            # call the slow below() only if needed
             key: item if passes(item) else below(f"[{_text_of(key)}]", item)
             for key, item in mapping.items()
         }
@@ -198,9 +195,7 @@ class _Walk:
 
 
 def _is_row_of_numbers(sequence: Iterable[Any]) -> bool:
-    """Whether ``sequence`` consists of 64-bit integers, such as the 625 of a random state, which need no call
-    for each.
-    """
+    """Return whether ``sequence`` consists of 64-bit integers, such as a random state. These integers need no calls."""
     return {*map(type, sequence)} == {int} and min(sequence) >= -(2**63) and max(sequence) < 2**63
 
 
@@ -255,7 +250,7 @@ class _Encoder(_Walk):
         super().__init__(where, references)
         self._describe = describe
         self._tried: dict[Any, bool] = {}
-        self._sharded = dtensor()  # not refused here, because the strategy checks sharded tensors when all ranks save
+        self._sharded = dtensor()  # accepted here: the strategy checks sharded tensors
 
     def passes(self, value: Any) -> bool:
         kind = type(value)
@@ -265,12 +260,12 @@ class _Encoder(_Walk):
             return True
         if kind is int:
             return bool(value.bit_length() < _MOST_BITS)
-        # the restricted reader does not support empty bytes
+        # torch's weights-only reader does not support empty bytes
         return kind in _AS_IS or (kind is bytes and len(value) > 0)
 
     def visit(self, value: Any) -> Any:
         kind = type(value)
-        if kind is dict or kind is OrderedDict:  # tested first, because these types are the most frequent
+        if kind is dict or kind is OrderedDict:  # the most frequent types
             return self._mapping(value)
         if (found := values.ENCODERS.get(kind)) is not None:
             return _marked(found[0], found[1](value))
@@ -300,7 +295,7 @@ class _Encoder(_Walk):
 
     def _rest(self, value: Any) -> Any:
         if isinstance(value, (datetime, time)) and type(value) in (datetime, time):
-            if type(value.tzinfo) in (type(None), timezone):  # time zones of other classes define their own rules
+            if type(value.tzinfo) in (type(None), timezone):  # other classes of time zones have their own rules
                 return _marked(type(value).__name__, (value.isoformat(), value.fold))
         elif isinstance(value, _NAMED_BY_TORCH):
             return value if self._loads(value, value) else _marked("torch", str(value).removeprefix("torch."))
@@ -320,7 +315,7 @@ class _Encoder(_Walk):
 
     def _enum(self, member: Enum) -> Any:
         kind = type(member)
-        name, label = name_of(kind), member._name_  # an enum may override the ``name`` of its members
+        name, label = name_of(kind), member._name_  # an enum class may override ``name``
         if name is not None and label is not None and kind.__members__.get(label) is member:
             return _marked("enum", (name, label))
         if name is not None and isinstance(member, Flag):  # combined flags have no unique name
@@ -332,7 +327,7 @@ class _Encoder(_Walk):
         entries = self.entries(mapping)
         if kind is not defaultdict and MARKER not in entries and _plain_keys(entries):
             rebuilt = entries if kind is dict else kind(entries)
-            if kind is OrderedDict and vars(mapping):  # a state_dict has the versions of its modules in its attributes
+            if kind is OrderedDict and vars(mapping):  # the attributes of a state_dict contain the versions of modules
                 vars(rebuilt).update(self.below(".__dict__", vars(mapping)))
             return rebuilt
         pairs = [[self.below(f"[{_text_of(key)}]", key), item] for key, item in entries.items()]
@@ -359,8 +354,8 @@ class _Encoder(_Walk):
         return self._refused(collection)
 
     def _loads(self, value: Any, sort: Any) -> bool:
-        """Return whether torch reads ``value``. The first value of each ``sort`` is tried in memory; the result counts
-        for all values of this ``sort``.
+        """Return whether torch can read values of this ``sort``. The first value of each ``sort`` is written and read
+        in memory.
         """
         if sort not in self._tried:
             self._tried[sort] = _loads_again(value)
@@ -377,7 +372,7 @@ def _enum(payload: Any) -> Any:
         if isinstance(label, str) and label in kind.__members__:
             return kind.__members__[label]
         if isinstance(label, int) and issubclass(kind, Flag):
-            with contextlib.suppress(ValueError):  # ValueError: the enum's members have changed since the save
+            with contextlib.suppress(ValueError):  # the enum's members may have changed since the save
                 return kind(label)
     return Described(f"enum {name}", str(label))
 
@@ -386,7 +381,7 @@ def _namedtuple(payload: Any) -> Any:
     name, items = payload
     kind = find(name)
     if issubclass(type(kind), type) and issubclass(kind, tuple) and len(getattr(kind, "_fields", ())) == len(items):
-        return tuple.__new__(kind, items)  # tuple.__new__ bypasses the class's own __new__
+        return tuple.__new__(kind, items)  # never call the class's own __new__
     return Described(f"namedtuple {name}", _text_of(tuple(items)))
 
 
@@ -436,7 +431,7 @@ _WALKED = frozenset({dict, OrderedDict, Counter, list, tuple})
 
 
 class _Decoder(_Walk):
-    _inside = 0  # how many encoded values enclose the current one: the lists inside such values are not shown in paths
+    _inside = 0  # the number of encoded values around the current value: paths do not show lists inside encoded values
 
     def passes(self, value: Any) -> bool:
         return type(value) not in _WALKED

@@ -1,4 +1,4 @@
-"""Look up classes and functions by name in modules that are already imported, without importing or calling anything."""
+"""Look up classes and functions by name in imported modules, without importing or calling anything."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 from drivetrain.base.torch_private import FUNCTIONS_IN_C
 
-# Libraries may call a class that a checkpoint names, with arguments from the same checkpoint: optimizer_cls(**kwargs).
-# With subprocess.Popen as the class, the file would run a program. The packages here are always available and contain
-# such classes and functions, so of these packages' modules only those below are allowed.
+# A library may call a class from a checkpoint with arguments from the checkpoint, as in optimizer_cls(**kwargs). If the
+# class is subprocess.Popen, the file runs a program. The packages in _CLOSED are always available and contain dangerous
+# functions, so only the modules in _OPEN_MODULES are allowed.
 _CLOSED = frozenset({*sys.stdlib_module_names, "drivetrain", "numpy", "torch"})
 _OPEN_MODULES = (
     "cmath", "collections", "datetime", "decimal", "fractions", "math", "pathlib", "uuid",
@@ -26,10 +26,8 @@ _OPEN_NAMES = frozenset(
 
 def find(name: str) -> Any:
     """Return the class or function with ``name``, such as "module:Outer.Inner"; ``None`` if no imported module defines
-    it.
-
-    The lookup reads only dictionaries: a property or ``__getattr__`` of a module or metaclass could import a lazy
-    module. The module must define the object: a name that the module has only imported does not count.
+    ``name``. The lookup reads only dictionaries, because a property or ``__getattr__`` could import a module. If the
+    module has imported the object from another module, the result is ``None``.
     """
     module, _, qualname = name.partition(":")
     found: Any = sys.modules.get(module)
@@ -45,23 +43,21 @@ def find(name: str) -> Any:
 
 
 def find_open(name: str) -> Any:
-    """Return :func:`find` of ``name`` for an object that code may call later; ``None`` also if the object's module is
-    one that files may not name.
+    """Return the result of :func:`find`, but ``None`` for an object that a file must not name, because a library may
+    call the object.
     """
     found = find(name)
     return found if found is not None and _is_open(name, found) else None
 
 
 def name_of(obj: Any) -> str | None:
-    """Return the name for which :func:`find` returns exactly ``obj``, a class or a function; ``None`` if there is
-    none.
-    """
+    """Return the name with which :func:`find` finds the class or function ``obj``; ``None`` without a name."""
     name = f"{getattr(obj, '__module__', None)}:{getattr(obj, '__qualname__', None)}"
     return name if find(name) is obj else None
 
 
 def _is_class(obj: Any) -> bool:
-    # isinstance would read the object's __class__, which can be a property that runs code
+    # isinstance would read __class__, which can be a property that runs code
     return issubclass(type(obj), type)
 
 
@@ -69,6 +65,6 @@ def _is_open(name: str, found: Any) -> bool:
     module = name.partition(":")[0]
     if module.partition(".")[0] not in _CLOSED or name in _OPEN_NAMES:
         return True
-    if module == "numpy":  # numpy's number types, but not memmap, which can write files
+    if module == "numpy":  # only numpy's types of numbers: memmap, for example, can write files
         return _is_class(found) and issubclass(found, sys.modules["numpy"].generic)
     return any(module == opened or module.startswith(f"{opened}.") for opened in _OPEN_MODULES)

@@ -1,5 +1,4 @@
-"""Write and read a checkpoint as a folder: each process writes its shards of the tensors, and a manifest is written
-last.
+"""Write and read a sharded checkpoint: a folder into which each process writes its shards of the tensors.
 
 ::
 
@@ -7,14 +6,13 @@ last.
       manifest.json             the files with their sizes and checksums, and where each part of each tensor is
       3f9a1c20.state.json       everything except the tensors
       3f9a1c20.rank0.bin        tensors, as raw bytes
-      3f9a1c20.rank0.parts.json where each part of them is, if the manifest would be too long otherwise
+      3f9a1c20.rank0.parts.json where each part of these tensors is, if the manifest would be too long
 
-The folder may also be at an address such as ``s3://bucket/model.ckpt``: each process uploads its own files.
-
-No file of the checkpoint is pickled. The eight digits are new in every save. The files of the previous save stay until
-the new manifest has replaced the old one, so after a crash one of the two checkpoints is complete. A folder without a
-manifest is not a checkpoint. Tensors have the names that ``torch.distributed.checkpoint`` derives from the module's
-parameters.
+The manifest is written last. The folder may also be at an address such as ``s3://bucket/model.ckpt``: then each process
+uploads its own files. No file of the checkpoint is pickled. The eight digits are new in every save. The old files stay
+until the new manifest has replaced the old manifest, so after a crash the old or the new checkpoint is complete. A
+folder without a manifest is not a checkpoint. Tensors have the names that ``torch.distributed.checkpoint`` derives from
+the module's parameters.
 """
 
 from __future__ import annotations
@@ -52,22 +50,22 @@ from drivetrain.errors import CheckpointError
 
 MANIFEST = "manifest.json"
 _FORMAT = "drivetrain sharded checkpoint"
-_VERSION = 2  # the version is 1 if the manifest itself lists all parts of tensors
+_VERSION = 2  # version 1: the manifest itself lists all parts
 
 Folder = Path | str
-"""A local folder, or the address of one."""
+"""A local folder, or the address of a folder."""
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
-"""The position of a part in its tensor: where the part begins in each dimension, and the part's shape."""
+"""The position of a part in a tensor: the part's offset in each dimension, and the part's shape."""
 
 Part = tuple[str, Tensor, tuple[int, ...], Box]
-"""What a process writes of a tensor: its name, the part's values (on host or device), the tensor's complete shape, and
-the part's position.
+"""A part of a tensor that a process writes: the tensor's name, the part's values (on the host or a device), the
+tensor's complete shape, and the part's position.
 """
 
 Write = Callable[[Path | str, Sequence[tuple[str, Any]]], Mapping[str, Any]]
-"""Writes a file durably, from named records, which are bytes or tensors. Returns the file's ``size`` and ``crc32``, and
-``records``: the place and the checksum of each record.
+"""A function that writes a file durably, from named records (bytes or tensors). It returns the file's ``size`` and
+``crc32``, and in ``records`` the offset and the checksum of each record.
 """
 
 
@@ -75,12 +73,12 @@ Write = Callable[[Path | str, Sequence[tuple[str, Any]]], Mapping[str, Any]]
 
 
 def place(path: str | os.PathLike[str]) -> Folder:
-    """Return ``path`` as these functions expect it: an address as text, a local folder as a ``Path``."""
+    """Return an address as text, and a local folder as a ``Path``."""
     return files.absolute(path) if files.is_remote(path) else Path(files.spelled(path))
 
 
 def prepare(path: Folder, new: bool) -> None:
-    """Create the folder of a checkpoint. At an address, check that ``path`` is free.
+    """Create the folder of a checkpoint. At an address, only check that ``path`` is free.
 
     Raises:
         FileExistsError: ``new`` is true, and the path exists.
@@ -94,7 +92,7 @@ def prepare(path: Folder, new: bool) -> None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     if not new and path.is_symlink():
-        path.unlink()  # the path is a link to another checkpoint, which is kept
+        path.unlink()  # remove only the link: the linked checkpoint stays
     try:
         path.mkdir(exist_ok=not new)
     except FileExistsError:
@@ -104,7 +102,7 @@ def prepare(path: Folder, new: bool) -> None:
 
 
 def write_records(file: Path | str, records: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Write ``file`` in this process: see :data:`Write`."""
+    """Write ``file`` in this process (see :data:`Write`)."""
     with files.replacing(file, durable=True) as stream:
         whole = Summed(stream)
         return {"records": write_plain(whole, contents_of(records)), "size": whole.size, "crc32": whole.checksum}
@@ -130,16 +128,15 @@ def _measures(receipt: Mapping[str, Any]) -> dict[str, int]:
 
 
 def entries_of(tensors: Mapping[str, Tensor]) -> dict[str, Stored]:
-    """Return the manifest's entries of ``tensors``, without parts."""
+    """Return entries for ``tensors`` in the manifest, without parts."""
     return {name: Stored(str(each.dtype).removeprefix("torch."), tuple(each.shape)) for name, each in tensors.items()}
 
 
 def list_apart(folder: Folder, name: str, written: Written, processes: int, write: Write = write_records) -> Written:
-    """If all ``processes`` have very many parts of tensors, write the list of this process's parts into the file
-    ``name``.
+    """If there are very many parts in all ``processes``, write the list of this process's parts into the file ``name``.
 
     Returns:
-        ``written``, or a copy of ``written`` with that file instead of the parts.
+        ``written``, or a copy of ``written`` with the file instead of the parts.
     """
     if sum(len(each.pieces) for each in written.tensors.values()) * processes <= MOST_IN_MANIFEST:
         return written
@@ -149,17 +146,17 @@ def list_apart(folder: Folder, name: str, written: Written, processes: int, writ
 
 
 def commit(folder: Folder, save: str, tree: Any, everyones: Iterable[Written], write: Write = write_records) -> None:
-    """Write the plain data, then the manifest; afterwards remove the files of earlier saves.
+    """Write the plain data, then the manifest. Then remove the files of earlier saves.
 
     Args:
         folder: the checkpoint's folder.
-        save: the eight digits with which the file names of this save begin.
-        tree: plain data, with references in place of tensors: see :mod:`json_tree`.
-        everyones: the output of each process.
-        write: writes a file.
+        save: the eight digits at the beginning of this save's file names.
+        tree: plain data with names in place of tensors (see :mod:`json_tree`).
+        everyones: the files and parts of each process.
+        write: a function that writes a file.
 
     Raises:
-        CheckpointError: another process's file is not in the folder as this process sees it.
+        CheckpointError: this process does not see another process's file in the folder.
         OSError: a file could not be written.
     """
     content = json.dumps(tree, allow_nan=False, separators=(",", ":")).encode()
@@ -185,15 +182,17 @@ def commit(folder: Folder, save: str, tree: Any, everyones: Iterable[Written], w
     }  # fmt: skip
     write(_in(folder, MANIFEST), [("", json.dumps(manifest, default=vars).encode())])
     if isinstance(folder, Path):
-        files.sync_directory(folder.parent)  # sync the parent folder, too, because the checkpoint's folder may be new
+        files.sync_directory(folder.parent)  # the checkpoint's folder may be new
     _remove_others(folder, all_files)
 
 
 def discard(folder: Folder, save: str) -> None:
-    """Remove the files of a failed save, and the folder if it is then empty. Files that the manifest names stay."""
+    """Remove the files of a failed save, and then the folder, if it is empty. If the manifest names the files, they
+    stay.
+    """
     with contextlib.suppress(OSError, CheckpointError):
         if is_checkpoint(folder) and str(_manifest(folder).get("state")).startswith(f"{save}."):
-            return  # the new manifest is in place: only a later operation has failed, such as the sync of the folder
+            return  # the checkpoint is complete: only a later operation, such as a sync, has failed
         for name in files.names(folder):
             if name.startswith(f"{save}."):
                 files.remove(_in(folder, name))
@@ -212,9 +211,7 @@ def _size(file: Path | str) -> int | None:
 
 
 def _remove_folder(folder: Folder) -> None:
-    """Remove an empty local folder; at an address do nothing, because most servers remove a folder with its
-    last file.
-    """
+    """Remove an empty local folder. Most servers remove a folder with the last file, so do nothing at an address."""
     if isinstance(folder, Path):
         folder.rmdir()
 
@@ -228,7 +225,7 @@ def _remove_others(folder: Folder, kept: Iterable[str]) -> None:
 
 
 def _own_files(folder: Folder) -> Iterator[str]:
-    """Return the names of the files that a save has written, judged by the form of the names."""
+    """Yield the file names in ``folder`` that have the form of a checkpoint's file names."""
     for name in files.names(folder):
         digits, _, rest = name.partition(".")
         if (
@@ -256,7 +253,7 @@ def files_of(path: Folder) -> list[str]:
     """Return the names of the files of a complete checkpoint.
 
     Raises:
-        CheckpointError: there is no manifest, because no save was finished; or the manifest is damaged.
+        CheckpointError: the manifest is missing, because no save was finished, or the manifest is damaged.
     """
     return [MANIFEST, *_manifest(path)["files"]]
 
@@ -266,8 +263,8 @@ def read(path: Folder, lazy: tuple[str, ...] = (), single: bool = False) -> Any:
 
     Args:
         path: the folder.
-        lazy: prefixes of tensor names; tensors with such a name are not read, but returned as :class:`StoredTensor`.
-        single: whether ``lazy`` also applies to tensors that consist of a single part; if False, these are always read.
+        lazy: prefixes of names. A tensor with one of these prefixes is returned unread, as a :class:`StoredTensor`.
+        single: whether ``lazy`` applies to a tensor that has a single part. If False, the tensor is read.
 
     Raises:
         CheckpointError: a file is missing or damaged.
@@ -330,10 +327,10 @@ def _tensors(path: Folder, manifest: Mapping[str, Any]) -> dict[str, Stored]:
 
 @contextlib.contextmanager
 def _reading(file: Path | str, missing: str = "") -> Iterator[None]:
-    """Context in which ``file`` is read; ``missing`` is the message if the file does not exist.
+    """Return a context for reading ``file``. ``missing`` is the message if the file does not exist.
 
     Raises:
-        CheckpointError: there is no such file, or the server of an address cannot be reached.
+        CheckpointError: the file does not exist, or the server of an address cannot be reached.
     """
     try:
         yield
@@ -370,7 +367,7 @@ def verify(path: Folder) -> None:
 
 @contextlib.contextmanager
 def fetched(address: str) -> Iterator[Path]:
-    """Context with a local copy of the checkpoint at ``address``; the copy has the checkpoint's name.
+    """Return a context that yields a local copy of the checkpoint at ``address``. The copy has the checkpoint's name.
 
     Raises:
         CheckpointError: a file is missing or cannot be read.
@@ -386,7 +383,7 @@ def fetched(address: str) -> Iterator[Path]:
 
 
 class StoredTensor(UnreadTensor):
-    """A tensor whose parts are in a checkpoint's files; :meth:`part` reads only the bytes that it needs."""
+    """A tensor in the files of a checkpoint; :meth:`part` reads only the bytes of the part."""
 
     folder: Folder
     called: str
@@ -407,10 +404,10 @@ class StoredTensor(UnreadTensor):
         return self.part((0,) * self.ndim, tuple(self.shape))
 
     def part(self, offsets: Sequence[int], shape: Sequence[int]) -> Tensor:
-        """Read the part that begins at ``offsets`` and has this ``shape``.
+        """Read the part that begins at ``offsets`` and has the shape ``shape``.
 
         Raises:
-            CheckpointError: a file is missing or damaged, or some of the elements were not written by any process.
+            CheckpointError: a file is missing or damaged, or no process has written some of the elements.
         """
         boxes = [(piece.offsets, piece.shape) for piece in self.stored.pieces]
         if boxes == [(tuple(offsets), tuple(shape))] and all(shape):
@@ -452,17 +449,15 @@ class StoredTensor(UnreadTensor):
 
 
 def remove(path: Folder) -> None:
-    """Delete the checkpoint's files; other files in the folder stay."""
-    files.remove(_in(path, MANIFEST))  # the manifest first, because without it the other files are not a checkpoint
+    """Delete the checkpoint's files. Other files in the folder stay."""
+    files.remove(_in(path, MANIFEST))  # first, because a folder without a manifest is not a checkpoint
     _remove_others(path, ())
     with contextlib.suppress(OSError):
         _remove_folder(path)
 
 
 def copy(source: Folder, path: Folder, replaces: bool) -> bool:
-    """Copy the checkpoint, and return True. If ``path`` exists and ``replaces`` is False, return False: see
-    ``CheckpointIO.copy``.
-    """
+    """Copy the checkpoint, and return True. If ``path`` exists and ``replaces`` is False, only return False."""
     link = os.readlink(path) if isinstance(path, Path) and path.is_symlink() else ""
     try:
         prepare(path, new=not replaces)
@@ -473,7 +468,7 @@ def copy(source: Folder, path: Folder, replaces: bool) -> bool:
         for name in [*manifest["files"], MANIFEST]:
             files.copy(_in(source, name), _in(path, name))
     except BaseException:
-        if link:  # prepare() has replaced it by a folder, which is not complete
+        if link:  # prepare() has replaced the link by a folder, which is incomplete
             shutil.rmtree(path, ignore_errors=True)
             os.symlink(link, path)
         raise

@@ -1,4 +1,4 @@
-"""The class of a checkpoint's tensors that are read only when they are used."""
+"""The class of tensors that are read from a checkpoint only at the first use."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ HOST = torch.device("cpu")
 
 
 class UnreadTensor(Tensor):
-    """A tensor whose values are still in a checkpoint's files. Its shape and dtype are known; any operation reads all
-    values.
+    """A tensor whose values are still in a checkpoint's files.
+
+    Shape and dtype are known. Any operation reads all values.
     """
 
     @staticmethod
@@ -24,7 +25,7 @@ class UnreadTensor(Tensor):
         return torch_private.make_wrapper(cls, tuple(shape), dtype=dtype, device=HOST)
 
     def __init__(self, *_: Any) -> None:
-        """Do nothing: subclasses set their own attributes."""
+        """Accept the arguments of ``__new__``."""
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]  # torch has no types for it

@@ -1,8 +1,7 @@
-"""Encode paths, times, numbers and numpy arrays, which torch's restricted reader refuses, as data that this reader
-accepts.
+"""Encode paths, times, numbers and numpy arrays as data that ``torch.load(weights_only=True)`` accepts.
 
-``ENCODERS`` has an entry for each exact type: the kind under which a value of this type is stored, and a function that
-returns its data. ``DECODERS`` rebuild the values; on wrong data, a decoder may raise any exception of Python.
+``ENCODERS`` has an entry for each type: the type's stored name, and a function that returns a value's data.
+``DECODERS`` has functions that rebuild the values. On wrong data, a decoder may raise any exception of Python.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ import torch
 
 @dataclass(frozen=True, repr=False)
 class Described:
-    """A description in the place of a value that a checkpoint does not contain, or that this process cannot find.
+    """A description in place of a value that a checkpoint does not contain, or that this process cannot find.
 
     Attributes:
-        type: the name of the value's class, or of the class or function that was not found.
-        text: the value's ``repr``, shortened if it is long.
+        type: the name of the value's class; or the name of the class or function that was not found.
+        text: the value's ``repr``, which may be shortened.
     """
 
     type: str
@@ -45,7 +44,7 @@ def _elapsed(value: timedelta) -> tuple[int, int, int]:
 
 
 ENCODERS: dict[type, tuple[str, Callable[[Any], Any]]] = {
-    # A Path becomes a Path of the machine that reads the checkpoint, so Posix and Windows are not distinguished.
+    # A Path becomes a Path of the reading machine, on Posix or Windows.
     **{kind: ("path", lambda value: ("Path", str(value))) for kind in (PosixPath, WindowsPath)},
     **{kind: ("path", lambda value: (type(value).__name__, str(value))) for kind in (PurePosixPath, PureWindowsPath)},
     bytes: ("bytes", list),
@@ -79,15 +78,15 @@ _TIMES = "mM"
 
 
 def encode_numpy(value: Any) -> tuple[str, list[Any]] | None:
-    """Return the kind and the data of a numpy array or number; ``None`` for anything else, and for arrays of
-    objects.
+    """Return the stored name of the type and the data of a numpy array or number; ``None`` for an array of objects and
+    for any other value.
     """
     numpy = sys.modules.get("numpy")
     if numpy is None or not isinstance(value, (numpy.generic, numpy.ndarray)) or not _is_storable(value.dtype):
         return None
     if isinstance(value, numpy.generic):
         return "numpy number", [value.dtype.str, int(value.view("i8")) if value.dtype.kind in _TIMES else value.item()]
-    if type(value) is not numpy.ndarray:  # a masked array or a matrix contains more than its numbers
+    if type(value) is not numpy.ndarray:  # a masked array, for example, contains more than numbers
         return None
     flat = numpy.ascontiguousarray(value).reshape(-1)
     if not flat.flags.writeable:
@@ -103,7 +102,7 @@ def _is_storable(dtype: Any) -> bool:
 
 def _numpy_type(text: str) -> Any:
     dtype = sys.modules["numpy"].dtype(_typed(str, text))
-    if not _is_storable(dtype):  # an array of objects would take the addresses of its objects from the file
+    if not _is_storable(dtype):  # for an array of objects, the file would contain addresses of objects
         raise TypeError(f"dtype {text} is not stored in checkpoints")
     return dtype
 

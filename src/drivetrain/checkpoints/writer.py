@@ -1,4 +1,4 @@
-"""Start a process that writes files from memory which it shares with this process: see writer_process.py."""
+"""Start the process that writes files in the background, and send orders to the process: see writer_process.py."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from drivetrain.base.memory import content_of
 from drivetrain.checkpoints import writer_process
 from drivetrain.checkpoints.arena import Arena
 
-_PROGRAM = ["-S", writer_process.__file__]  # -S: starts faster without a sitecustomize
-_START_S = 60.0  # seconds within which the process must answer that it has started
+_PROGRAM = ["-S", writer_process.__file__]  # -S: faster to start, without a sitecustomize
+_START_S = 60.0  # the maximum number of seconds for the start of the process
 
 
 class WriterEndedError(Exception):
-    """The writing process has ended or could not start; the message says why. No complete file was changed."""
+    """The writing process has ended or could not start. The message says why. All complete files are unchanged."""
 
 
 class Writer:
-    """The process that writes checkpoints, and the memory that it shares with this process.
+    """The process that writes checkpoints from memory that it shares with this process.
 
     Args:
         arena: the memory.
@@ -50,11 +50,11 @@ class Writer:
                 self._process = subprocess.Popen(
                     [sys.executable, *_PROGRAM, str(arena.descriptor)], env=environment, stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL, pass_fds=[arena.descriptor],
-                    start_new_session=True,  # Ctrl-C in the terminal is meant for the training
+                    start_new_session=True,  # Ctrl-C must not end this process
                 )  # fmt: skip
         except OSError as error:
             raise WriterEndedError(f"it could not be started: {error}") from error
-        # also when this object, or the program, ends without close()
+        # end the process even without a call of close()
         self._end = weakref.finalize(self, _end, self._process, self._connection)
         late = threading.Timer(_START_S, self._process.kill)
         late.start()
@@ -66,19 +66,19 @@ class Writer:
     def write(
         self, path: Path, records: Iterable[tuple[str, Any]], *, zipped: bool, new: bool = False
     ) -> dict[str, Any]:
-        """Write a file, durably and atomically. Return its ``size`` in bytes, its ``crc32``, and ``records``: by name,
-        each record's place in the file and CRC-32.
+        """Write a file, durably and atomically. Return the file's ``size`` in bytes and ``crc32``, and in ``records``
+        each record's offset and CRC-32, by name.
 
         Args:
             path: the file, in an existing folder.
-            records: names and contents: bytes, or tensors' storages. Storages in the arena are not copied.
-            zipped: whether to write a zip container that torch reads. If False, the contents are written one after the
-                other without names, and ``records`` of the result is filled.
+            records: names and contents. A content is bytes or a tensor's storage. A storage in the arena is not copied.
+            zipped: whether to write a zip container for torch. If False, the contents are written without names, and
+                only then ``records`` is filled.
             new: whether to raise an error instead of replacing a file.
 
         Raises:
             FileExistsError: ``new`` is true, and the file exists.
-            OSError: the file could not be written; an earlier file is unchanged.
+            OSError: the file could not be written. An existing file is unchanged.
             WriterEndedError: the writing process has ended.
         """
         inline, listed = bytearray(), []
@@ -106,12 +106,12 @@ class Writer:
         return answer
 
     def close(self) -> None:
-        """End the process, which removes the file that it has not completed."""
+        """End the process. The process first removes an incomplete file."""
         self._end()
 
     def _answer(self) -> dict[str, Any]:
         while not self._connection.poll(1):
-            if not threading.main_thread().is_alive():  # the program has ended, and Python waits for this thread
+            if not threading.main_thread().is_alive():  # the program has ended, and only this thread is left
                 self._arena.hurry(True)
         try:
             answer: dict[str, Any] = self._connection.recv()

@@ -1,9 +1,9 @@
-"""The program of the process that writes checkpoints in the background. The program does not import torch, so that the
-process starts fast.
+"""The program of the process that writes checkpoints in the background.
 
-The standard input is a connection to the parent process. Each order on this connection is a file to write; the process
-answers each order on the same connection. The file's bytes are in memory that the parent process shares, or follow the
-order. The process ends when the parent process ends; a file that is not complete then is removed.
+The program does not import torch, so it starts fast. The standard input is a connection to the parent process. The
+parent process sends orders, each for one file, and the process answers each order. The file's bytes are in memory that
+the parent process shares, or follow the order. When the parent process ends, the process removes an incomplete file and
+ends.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from typing import IO, Any, cast
 
 from drivetrain.base import files
 
-ALIGNMENT = 64  # bytes, as in torch's files and checkpoints/sharded.py, so that a record can be mapped into memory
-CONTROL = 64  # bytes at the start of the shared memory: the first is not 0 while the parent waits for this process
-_CHUNK = 2**22  # bytes that are written between two pauses
-_SHARE = 0.1  # the share of the time in which this process works, unless the parent waits; its work slows training down
-_LARGE = 2**20  # bytes; only files of at least this size count for the time between two checkpoints
-_LONGEST_REST_S = 0.02  # after which the process looks again whether the parent waits
+ALIGNMENT = 64  # in bytes, as in torch's files; a process can map aligned records
+CONTROL = 64  # the number of bytes before the data in shared memory; the first byte is not 0 while the parent waits
+_CHUNK = 2**22  # the number of bytes to write between two pauses
+_SHARE = 0.1  # the lowest share of time in which this process works; without pauses, training would be slower
+_LARGE = 2**20  # the minimum size of a file that counts as a checkpoint, in bytes
+_LONGEST_REST_S = 0.02  # the longest time between two checks whether the parent waits
 _LOWEST_PRIORITY = 19
 
 
 class ParentEnded(BaseException):
-    """The parent process, which gave the order, has ended."""
+    """The parent process has ended."""
 
 
 def main(memory: int, orders: int = 0) -> None:
@@ -45,8 +45,8 @@ def main(memory: int, orders: int = 0) -> None:
         orders: the descriptor of the connection.
     """
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(each, signal.SIG_IGN)  # the signal is meant for the training, which may still save
-    os.nice(_LOWEST_PRIORITY)  # training goes first; while training waits for this process, the processors are free
+        signal.signal(each, signal.SIG_IGN)  # only the training must handle the signal, and may still save
+    os.nice(_LOWEST_PRIORITY)  # training has precedence
     parent = Connection(orders)
     served = _Served(memory, parent)
     parent.send({"ready": True})
@@ -56,7 +56,7 @@ def main(memory: int, orders: int = 0) -> None:
 
 
 class Summed:
-    """A stream that is written from its start to its end, with the size and the CRC-32 of what was written."""
+    """A stream that counts the bytes that are written, and computes their CRC-32."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self.size = self.checksum = 0
@@ -75,8 +75,8 @@ class Summed:
 def write_plain(
     stream: Summed, records: Iterable[tuple[str, Any]], chunks: Callable[[Any], Iterable[Any]] | None = None
 ) -> dict[str, Any]:
-    """Write the records one after the other, each aligned, and whole or in ``chunks``; return the place and the
-    checksum of each.
+    """Write aligned records, one after the other. ``chunks`` splits a record into pieces. Return the offset and the
+    checksum of each record.
     """
     sums: dict[str, Any] = {}
     for name, content in records:
@@ -93,13 +93,13 @@ def write_plain(
 def write_zip(
     stream: Summed, records: Iterable[tuple[str, Any]], chunks: Callable[[Any], Iterable[Any]] | None = None
 ) -> dict[str, Any]:
-    """Write a container as torch does: records without compression, each with a checksum, and aligned so that a process
-    can map the record.
+    """Write a zip container as torch does, with uncompressed and aligned records, which a process can map. Each record
+    has a checksum.
     """
     with zipfile.ZipFile(cast(Any, stream), "w", zipfile.ZIP_STORED, allowZip64=True) as container:
         for name, content in records:
             info = zipfile.ZipInfo(name)
-            # of the header: 30 bytes, the name, 20 for sizes of 64 bits, and 4 in front of the padding
+            # the header has 30 bytes, the name, 20 bytes for 64-bit sizes, and 4 bytes before the padding
             padding = -(stream.size + 30 + len(name.encode()) + 20 + 4) % ALIGNMENT
             info.extra = struct.pack("<2sH", b"FB", padding) + bytes(padding)
             with container.open(info, "w", force_zip64=True) as record:
@@ -109,7 +109,7 @@ def write_zip(
 
 
 class _Served:
-    """What this process shares with its parent: the memory, and the connection that ends when the parent ends."""
+    """The memory and the connection that this process shares with the parent process."""
 
     def __init__(self, memory: int, parent: Connection) -> None:
         self._memory, self._parent = memory, parent
@@ -117,8 +117,8 @@ class _Served:
         self._share, self._began, self._worked = _SHARE, -math.inf, 0.0
 
     def answer(self, order: Mapping[str, Any], content: bytes) -> dict[str, Any]:
-        """Write the file of ``order``; return its size and checksum and those of its records, or why the write
-        failed.
+        """Write the file of ``order``. Return the size and the checksum of the file, and the offsets and checksums of
+        its records. After a failure, return the reason.
         """
         if order["memory"] != len(self._map):
             self._map = mmap.mmap(self._memory, order["memory"], prot=mmap.PROT_READ)
@@ -138,7 +138,7 @@ class _Served:
             return {"errno": error.errno, "text": error.strerror or str(error), "file": str(path)}
 
     def _pace(self) -> None:
-        """Choose the share of the time in which this process works, so that it completes a file well before the next
+        """Choose the share of time in which this process works. A file must be complete well before the next
         checkpoint.
         """
         now = time.monotonic()
@@ -146,7 +146,7 @@ class _Served:
         self._began, self._worked = now, 0.0
 
     def _chunks(self, content: memoryview) -> Iterator[memoryview]:
-        """Yield the parts of ``content``, with a pause after each, so that training is not slowed down."""
+        """Yield the pieces of ``content``. Pause after each piece, because this process slows training down."""
         for begin in range(0, content.nbytes, _CHUNK):
             began = time.monotonic()
             yield content[begin : begin + _CHUNK]
@@ -159,8 +159,8 @@ class _Served:
                 self._check_parent()
 
     def _check_parent(self) -> None:
-        """Raise ParentEnded if there is input: the parent sends nothing before it gets an answer, so the connection has
-        ended.
+        """Raise ParentEnded if there is input. The parent sends nothing before an answer, so input means that the
+        connection has ended.
         """
         if self._parent.poll():
             raise ParentEnded

@@ -1,4 +1,4 @@
-"""Write tensors on XLA devices to checkpoint files that can be read without torch_xla."""
+"""Write tensors on XLA devices to files that a machine without torch_xla can read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from drivetrain.checkpoints.file import TorchCheckpointIO
 
 
 class XLACheckpointIO(TorchCheckpointIO):
-    """Writes the files of :class:`TorchCheckpointIO`, with tensors in host memory and omegaconf's nodes as plain data.
+    """Writes files as :class:`TorchCheckpointIO` does, with all tensors in host memory and configs as plain data.
 
     A machine without torch_xla can read these files.
     """
@@ -24,7 +24,7 @@ class XLACheckpointIO(TorchCheckpointIO):
 
 
 def _for_a_file(tree: Any) -> Any:
-    if is_config(tree):  # a config is itself a mapping or a sequence
+    if is_config(tree):  # a config is a mapping or a sequence, too
         return as_plain(tree)
     if type(tree) in (dict, list, tuple):
         items = ((key, _for_a_file(value)) for key, value in tree.items()) if type(tree) is dict else None

@@ -1,4 +1,4 @@
-"""Command lines: for your programs (:class:`LightningCLI`), and drivetrain's own (:mod:`drivetrain.cli.command`)."""
+"""The command line of a user's program (:class:`LightningCLI`), and ``drivetrain`` (:mod:`drivetrain.cli.command`)."""
 
 from drivetrain.base.lazy import public
 

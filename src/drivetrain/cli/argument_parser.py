@@ -47,16 +47,18 @@ from drivetrain.settings import DOCS
 from drivetrain.trainer.trainer import Trainer
 
 AUTOMATIC = "AUTOMATIC"
-"""The value of ``link_to`` with which the model's ``configure_optimizers`` returns the optimizer or the scheduler."""
+"""The default of ``link_to``: LightningCLI makes the model's ``configure_optimizers`` return the optimizer or the
+scheduler.
+"""
 
 
 _MODE = "yaml with file.py:Class"
-# empty unless a command line is being parsed
+# the working directory while a command line is parsed, otherwise ""
 _working_directory: ContextVar[str] = ContextVar("_working_directory", default="")
 
 
 def _loaded(text: str) -> Any:
-    """Read YAML. Import each ``file.py:Class`` in it while a command line is parsed; otherwise, leave these as text."""
+    """Read YAML. While a command line is parsed, import each class in the YAML that is written as ``file.py:Class``."""
     value, folder = get_loader("yaml")(text), _working_directory.get()
     return class_files.import_paths(value, folder) if folder else value
 
@@ -67,16 +69,17 @@ set_loader(_MODE, _loaded, (yaml.YAMLError,))
 class LightningArgumentParser(ArgumentParser):
     """A parser whose options are the arguments of classes: ``--<key>.<argument>``.
 
-    Options must be written in full; for a wrong one, the error suggests a similar option.
+    An option cannot be abbreviated. If an option does not exist, the error suggests a similar option.
 
     Args:
         args, kwargs: arguments of ``jsonargparse.ArgumentParser``. With ``default_env=True`` options may also come from
             the environment: ``PL_FIT__TRAINER__MAX_EPOCHS`` is ``fit --trainer.max_epochs``.
 
     Attributes:
-        callback_keys: the keys of callbacks that are always added.
-        files: the modules that were imported as ``file.py:Class``, each with its path; passed to spawned ranks.
-        optimizers, lr_schedulers: for each key, the allowed classes, and the option to which the object is linked.
+        callback_keys: the ``nested_key`` of each callback that the program has added.
+        files: the names and the paths of the modules from which the user has named a class as ``file.py:Class``.
+            Spawned ranks import these modules, too.
+        optimizers, lr_schedulers: for each ``nested_key``, the allowed classes and ``link_to``.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -95,21 +98,21 @@ class LightningArgumentParser(ArgumentParser):
     ) -> list[str]:
         """Add the arguments of a Trainer, a module, a data module or a callback, as ``--<nested_key>.<argument>``.
 
-        A callback that is added with this method is always present; its arguments can be set, but the callback cannot
-        be removed.
+        The Trainer always has the callbacks that are added with this method: the command line sets the arguments of
+        these callbacks, but cannot remove the callbacks.
 
         Args:
             lightning_class: the class, or a function with a return annotation.
             nested_key: the word before the dot.
-            subclass_mode: accept any subclass, by its class path.
-            required: with ``subclass_mode``, whether a class must be given.
+            subclass_mode: whether the command line can name a subclass by its class path.
+            required: with ``subclass_mode``, whether the command line must name a class.
 
         Returns:
-            The names of the added options, without dashes. Empty in ``subclass_mode``, because the class is not known
-            yet.
+            The names of the added options, without dashes. In ``subclass_mode`` the list is empty, because the class is
+            not known yet.
 
         Raises:
-            ConfigurationError: ``lightning_class`` is none of these classes.
+            ConfigurationError: ``lightning_class`` is no Trainer, module, data module or callback.
         """
         kinds = (Trainer, LightningModule, LightningDataModule, Callback)
         cls = class_of(lightning_class) if callable(lightning_class) else object
@@ -139,9 +142,9 @@ class LightningArgumentParser(ArgumentParser):
         Args:
             optimizer_class: the optimizer, or a tuple of base classes whose subclasses are allowed.
             nested_key: the word before the dot.
-            link_to: the option, such as "model.optimizer_init", whose value will be the optimizer's description for
-                :func:`~drivetrain.cli.instantiate_class`; by default the model's ``configure_optimizers``
-                returns the optimizer.
+            link_to: an option of the model, such as "model.optimizer_init". The model gets a dictionary from which
+                :func:`~drivetrain.cli.instantiate_class` creates the optimizer. By default, the model's
+                ``configure_optimizers`` returns the optimizer.
         """
         self._add_described(optimizer_class, nested_key, skip="params", title="The optimizer")
         self.optimizers[nested_key] = (optimizer_class, link_to)
@@ -157,16 +160,18 @@ class LightningArgumentParser(ArgumentParser):
         self.lr_schedulers[nested_key] = (lr_scheduler_class, link_to)
 
     def link_described(self) -> None:
-        """Link the optimizers and schedulers to their options; call it after all options were added."""
+        """Link each optimizer and scheduler to the option in ``link_to``. Call this method after all options were
+        added.
+        """
         for key, (offered, link_to) in {**self.optimizers, **self.lr_schedulers}.items():
             if link_to != AUTOMATIC:
                 self.link_arguments(key, link_to, compute_fn=functools.partial(_described, offered))
 
     def set_trainer_defaults(self, defaults: Mapping[str, Any]) -> None:
-        """Replace defaults of the Trainer's arguments; objects that cannot be written to a file are skipped.
+        """Set new defaults for the Trainer's arguments. Values that cannot be written to a file are ignored.
 
         Raises:
-            ConfigurationError: an argument does not exist.
+            ConfigurationError: the Trainer has no argument of this name.
         """
         options = (action.dest for action in self._actions if action.dest.startswith("trainer."))
         known = {option.removeprefix("trainer.") for option in options if option.count(".") == 1}
@@ -182,13 +187,12 @@ class LightningArgumentParser(ArgumentParser):
                 self.set_defaults({f"trainer.{name}": plain})
 
     def parse_args(self, args: Sequence[str] | None = None, *rest: Any, **kwargs: Any) -> Any:  # type: ignore[override]
-        """Parse a command line. The line and the configuration files that it names may write a class as
-        ``file.py:Class``.
+        """Parse a command line. The command line and its configuration files can name a class as ``file.py:Class``.
 
-        A configuration file may be at an address such as ``s3://bucket/config.yaml``.
+        ``--config`` also accepts an address such as ``s3://bucket/config.yaml``.
 
         Raises:
-            ConfigurationError: a package for such an address is missing.
+            ConfigurationError: the package that reads from such addresses is not installed.
         """
         words = [str(word) for word in (sys.argv[1:] if args is None else args)]
         options = ["", *words]
@@ -207,7 +211,7 @@ class LightningArgumentParser(ArgumentParser):
             _working_directory.reset(token)
 
     def dump(self, *args: Any, **kwargs: Any) -> str:
-        """Return a configuration as text. A class that was named as ``file.py:Class`` is written so again.
+        """Return a configuration as text. A class that the user named as ``file.py:Class`` is written in this form.
 
         With ``format="yaml"`` every class is written as its import path.
         """
@@ -215,7 +219,7 @@ class LightningArgumentParser(ArgumentParser):
         return text if kwargs.get("format") == "yaml" else class_files.places(text, self.files)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Exit with code 2, or raise if the parser was created with ``exit_on_error=False``."""
+        """Exit with code 2. If the parser was created with ``exit_on_error=False``, raise an exception instead."""
         super().error(with_hint(message, self), ex)
 
     def _add_trainer(self, cls: type[Trainer], key: str) -> list[str]:
@@ -228,8 +232,8 @@ class LightningArgumentParser(ArgumentParser):
         return names
 
     def _add_described(self, offered: type | tuple[type, ...], key: str, skip: str, title: str) -> None:
-        """Add the arguments of a class, except ``skip``. The parser does not create the object, because the value of
-        ``skip`` (such as an optimizer's parameters) exists only later.
+        """Add the arguments of a class, except ``skip``. The parser does not create an object, because the value of
+        ``skip`` (such as an optimizer's parameters) does not exist yet.
         """
         if isinstance(offered, tuple):
             group = self.add_argument_group(title, name=key)
@@ -241,7 +245,7 @@ class LightningArgumentParser(ArgumentParser):
 
 
 def class_of(given: type | Callable[..., Any]) -> type:
-    """Return ``given`` if it is a class; for a function, return a class whose objects are what the function returns."""
+    """Return ``given``. If ``given`` is a function, return a class that calls the function to create objects."""
     return given if isinstance(given, type) else class_from_function(given)
 
 
@@ -253,8 +257,8 @@ def listed(value: Any) -> list[Any]:
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a configuration can contain ``value``: plain data, or a class with arguments
-    (``jsonargparse.lazy_instance``).
+    """Whether a configuration can contain ``value``, which is true for plain data and
+    ``jsonargparse.lazy_instance``.
     """
     if isinstance(value, Mapping):
         return all(is_plain(item) for item in value.values())
@@ -269,7 +273,9 @@ def _described(offered: type | tuple[type, ...], value: Namespace | None) -> dic
 
 
 def _import_public_names() -> None:
-    """Import all classes, so that ``--trainer.callbacks+=EarlyStopping`` finds them by name."""
+    """Import all callbacks and loggers, so that the parser knows their bare names
+    (``--trainer.callbacks+=EarlyStopping``).
+    """
     for folder in (callbacks, loggers):
         for name in folder.__all__:
             getattr(folder, name)

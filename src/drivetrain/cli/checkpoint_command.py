@@ -27,8 +27,8 @@ def main(arguments: Sequence[str], prog: str = "drivetrain checkpoint") -> int:
     """Run a subcommand.
 
     Returns:
-        1 if ``verify`` has found damage or ``diff`` a difference; 2 after an error, which is printed, or if ``prune``
-        could not remove something; otherwise 0.
+        The exit code. 2 after an error, or if ``prune`` could not remove something. 1 if ``verify`` found damage, or if
+        ``diff`` found a difference. Otherwise 0.
     """
     given = parser(prog).parse_args(arguments)
     try:
@@ -93,12 +93,11 @@ _MODULES: dict[str, Any] = {
     "inspect": checkpoint_inspect, "verify": checkpoint_verify, "diff": checkpoint_diff, "convert": checkpoint_convert,
     "consolidate": checkpoint_convert, "prune": checkpoint_prune,
 }  # fmt: skip
-"""For each subcommand the module with its function. The function has the subcommand's name, and the options are its
-arguments."""
+"""For each subcommand, the module with a function of the same name, which runs the subcommand."""
 
 
 def _run(given: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str], int]:
-    """Run a subcommand; return its result, the lines to print and the exit code."""
+    """Run a subcommand. Return the subcommand's result, the lines to print and the exit code."""
     if given.action == "convert":
         given.largest = _bytes(given.largest)
     module, options = _MODULES[given.action], {**vars(given)}

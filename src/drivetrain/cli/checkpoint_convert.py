@@ -28,7 +28,7 @@ from drivetrain.trainer.rank_parts import is_inside
 
 _OURS = ("drivetrain", "drivetrain-sharded")
 _FOLDERS = ("drivetrain-sharded", "dcp", "deepspeed")
-_LARGEST = 5 * 10**9  # the default for the most bytes of a file in a model folder, as Hugging Face splits weights
+_LARGEST = 5 * 10**9  # the default limit for the bytes of a file, as in Hugging Face's libraries
 
 NO_DEEPSPEED = (
     "DeepSpeed's folders cannot be written: their files hold flat pieces whose boundaries depend on the number of "
@@ -36,7 +36,7 @@ NO_DEEPSPEED = (
     'its classes. Convert to "drivetrain": Trainer(strategy="deepspeed") resumes from such a file on any number of '
     "processes."
 )
-"""Why ``--to deepspeed`` is refused, and what to do instead."""
+"""The error message for ``--to deepspeed``."""
 
 
 def convert(
@@ -46,18 +46,18 @@ def convert(
 
     Args:
         path: a checkpoint of any kind.
-        out: a new file in an existing folder; for "dcp" and "huggingface" a new folder. The file or folder appears only
-            when it is complete.
+        out: a new file in an existing folder. For "dcp" and "huggingface", a new folder. ``out`` appears only when
+            everything is written.
         to: one of :data:`TARGETS`.
-        strip_prefix, add_prefix: the prefix to remove from parameter names, and the one to add; allowed if the source
-            or ``to`` holds only weights.
-        largest: the most bytes of a file in a folder of "huggingface".
+        strip_prefix, add_prefix: a prefix to remove from the names of the weights, and a prefix to add. Only allowed if
+            the source or ``to`` is a format for weights alone.
+        largest: with "huggingface", the maximum bytes of a file.
 
     Returns:
-        ``kind`` of the source; ``lost``: entries for which the format has no place; ``notes``.
+        A dictionary with ``kind`` (of the source), ``lost`` (entries that the format cannot hold) and ``notes``.
 
     Raises:
-        CheckpointError: the source is damaged, or a value cannot be written.
+        CheckpointError: the source is damaged, or the format cannot store a value.
         ConfigurationError: an argument is wrong, or ``out`` exists.
     """
     if to == "deepspeed":
@@ -95,7 +95,8 @@ def convert(
         TARGETS[to](found, staging / target.name, lost, notes, largest)
         _publish(staging, target)
     except OSError as error:
-        # another program created the target after the check above; for a folder with files, the error is ENOTEMPTY
+        # Another program created the target after the check above. If the target is a folder with files, the error is
+        # ENOTEMPTY.
         if target.exists():
             raise taken from error
         # the message must not contain the name of the temporary file
@@ -115,11 +116,11 @@ def convert(
 
 
 def consolidate(path: str, out: str) -> dict[str, Any]:
-    """Write the sharded checkpoint at ``path`` as one drivetrain file. This needs memory for one tensor and one of its
-    shards at a time.
+    """Write the sharded checkpoint at ``path`` as one drivetrain file. One tensor at a time is in memory, with one of
+    its shards.
 
     Raises:
-        CheckpointError, ConfigurationError: as in :func:`convert`, or ``path`` is one file already.
+        CheckpointError, ConfigurationError: as in :func:`convert`, or ``path`` is a file.
     """
     kind = open_checkpoint(path).kind
     if kind not in _FOLDERS:
@@ -128,11 +129,10 @@ def consolidate(path: str, out: str) -> dict[str, Any]:
 
 
 def _publish(staging: Path, target: Path) -> None:
-    """Move the complete files to their place: the rank files, then the checkpoint. An existing file is never replaced.
+    """Move the complete files from ``staging`` to ``target``: first the rank files, then the checkpoint.
 
     Raises:
-        OSError: ``target`` exists, or a file cannot be moved. Existing files are unchanged, and the files that were
-        already moved are removed.
+        OSError: ``target`` exists, or a file cannot be moved. The files that were already moved are then removed.
     """
     moved: list[Path] = []
     try:
@@ -189,7 +189,7 @@ def _copy_rank_files(found: Opened, target: Path, notes: list[str]) -> None:
             notes.append(str(error))
             continue
         suffix = re.search(r"\.[0-9a-f]{8}\.rank\d+$", file)
-        assert suffix is not None  # `checked` refuses other names
+        assert suffix is not None  # `checked` raises for other names
         files.copy(file, f"{target}{suffix[0]}")
 
 
@@ -206,8 +206,8 @@ def _ours(found: Opened, lost: list[str]) -> dict[str, Any]:
     lost += noted
     if "drivetrain" in (plain.get("loops") or {}):
         plain["loops"] = {"drivetrain": plain["loops"]["drivetrain"]}
-    # A Trainer expects a random state in a checkpoint with drivetrain's version. A checkpoint of another program has no
-    # random state, so the version is not added to one that has the counters of a training ("loops").
+    # With an entry "drivetrain_version", a Trainer that resumes expects random states, which no other program saves.
+    # Only a checkpoint without "loops", from which no Trainer can resume, gets this entry.
     return plain if "loops" in tree else {**plain, **_versions()}
 
 
@@ -230,8 +230,8 @@ _NOTHING = object()
 
 
 def _unmarked(value: Any, path: str, lost: list[str]) -> Any:
-    """Return ``value`` without the entries in drivetrain's own encoding, which other programs cannot read; add the
-    paths of these entries to ``lost``.
+    """Remove the entries in drivetrain's own encoding from ``value``, because Lightning cannot read them. Add their
+    paths to ``lost``.
     """
     if isinstance(value, Mapping):
         if MARKER in value:
@@ -268,7 +268,7 @@ TARGETS: dict[str, Callable[[Opened, Path, list[str], list[str], int], None]] = 
     "safetensors": _to_safetensors,
     "huggingface": _to_huggingface,
 }
-"""The function that writes each format."""
+"""For each format, the function that writes the format."""
 
 
 _WORDS = {

@@ -1,7 +1,8 @@
-"""Read folders of ``torch.distributed.checkpoint`` (DCP) without unpickling objects, and write them.
+"""Read and write folders of ``torch.distributed.checkpoint`` (DCP). Reading unpickles no objects.
 
-The file ``.metadata`` is a pickle of a few dataclasses, which :mod:`drivetrain.checkpoints.foreign` reads. The other
-files are sequences of items in the format of ``torch.save``: one process's part of a tensor, or an object.
+The file ``.metadata`` is a pickle of a few dataclasses, which :mod:`drivetrain.checkpoints.foreign` reads. Every other
+file is a sequence of items in the format of ``torch.save``. An item is an object, or the part of a tensor that one
+process holds.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from drivetrain.strategies.optimizer_states import by_number
 from drivetrain.strategies.sharded_files import TensorNames
 
 _METADATA = ".metadata"
-_BESIDE = "meta.pt"  # the file in which Lightning saves entries that are not tensors
+_BESIDE = "meta.pt"  # Lightning's file for entries that are not tensors
 _TREE = "drivetrain"  # the entry with the plain data of a Trainer's checkpoint, as JSON
 
 
@@ -41,7 +42,7 @@ def is_folder(path: Path) -> bool:
 
 @dataclass
 class _Item(Piece):
-    """A part of a tensor, stored as an item of ``length`` bytes in ``file``."""
+    """A part of a tensor. The part is stored as an item of ``length`` bytes in ``file``."""
 
     length: int = 0
 
@@ -52,11 +53,11 @@ class _DcpTensor(StoredTensor):
         found = _load(self.folder / piece.file, piece.at, piece.length, self.called)  # type: ignore[operator]  # a local folder
         if not isinstance(found, Tensor) or (found.dtype, tuple(found.shape)) != (self.dtype, piece.shape):
             raise CheckpointError(f"{self.folder}: {self.called} is not what {_METADATA} says. Use another checkpoint.")
-        return found.resolve_conj().resolve_neg()  # writers copy memory, which must hold the final values
+        return found.resolve_conj().resolve_neg()  # writers copy the memory as it is
 
 
 class _View(io.RawIOBase):
-    """A part of an open file, as a file."""
+    """A read-only file whose contents are a part of another open file."""
 
     def __init__(self, stream: IO[bytes], at: int, length: int) -> None:
         self._stream: Any = stream
@@ -84,7 +85,7 @@ class _View(io.RawIOBase):
 
 
 def _load(file: Path, at: int, length: int, name: str) -> Any:
-    """Return the object of the item ``name``, after checking its checksums.
+    """Check the checksums of the item ``name``, and return its object.
 
     Raises:
         CheckpointError: the item is missing or damaged.
@@ -104,12 +105,12 @@ def _load(file: Path, at: int, length: int, name: str) -> Any:
                 return read_objects(view, f"{file} ({name})", map_location="cpu")
     except CheckpointError:
         raise
-    except Exception as error:  # the file is missing, or the fields of its format are damaged
+    except Exception as error:  # the file is missing, or is no intact zip archive
         raise CheckpointError(f"{file}: {name!r} is missing or damaged ({error}). Use another one.") from error
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[Path]]:
-    """Return the entries of the folder, with tensors that are not read yet, and its files.
+    """Return the folder's entries and its files. The values of the tensors are not read yet.
 
     Raises:
         CheckpointError: the folder is damaged, or has a form that is not supported.
@@ -167,15 +168,15 @@ def _values(path: Path, metadata: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _set(tree: dict[str, Any], path: tuple[Any, ...], value: Any) -> None:
-    """Store ``value`` in nested dictionaries; a list becomes a dictionary with numbers."""
+    """Store ``value`` at ``path`` in nested dictionaries. A list's index in ``path`` becomes a key of a dictionary."""
     for key in path[:-1]:
         tree = tree.setdefault(key, {})
     tree[path[-1]] = value
 
 
 def _of_lightning(tree: Mapping[str, Any], beside: Any) -> dict[str, Any]:
-    """Return the entries of a sharded checkpoint of Lightning, after changing the keys of optimizer states from
-    parameter names to numbers.
+    """Return the entries of Lightning's sharded checkpoint. In optimizer states, the names of parameters are replaced
+    by numbers.
     """
     states: list[Any] = []
     while isinstance(state := tree.get(f"optimizer_{len(states)}"), Mapping):
@@ -188,8 +189,8 @@ def _of_lightning(tree: Mapping[str, Any], beside: Any) -> dict[str, Any]:
 
 
 def write(tree: Mapping[str, Any], folder: Path) -> None:
-    """Write a Trainer's checkpoint to the new folder, one tensor at a time, under the names that FSDP's checkpoints
-    use.
+    """Write a Trainer's checkpoint to the new ``folder``, one tensor at a time. Use the tensor names of FSDP's
+    checkpoints.
 
     Raises:
         OSError: the folder could not be written.
@@ -204,14 +205,14 @@ def write(tree: Mapping[str, Any], folder: Path) -> None:
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         try:
             dcp_saver.save(state, storage_writer=dcp_files.FileSystemWriter(folder), no_dist=True)
-        # error.failures has an exception per rank; here only one rank saves
+        # error.failures has one exception per rank, and only this rank saves
         except dcp_api.CheckpointException as error:
             failure, _ = next(iter(error.failures.values()))
             raise failure from error
 
 
 def problems(path: Path) -> Iterator[tuple[Path, str]]:
-    """Yield each damaged or missing item of the folder: its file, and what is wrong."""
+    """Yield the file and the problem of each damaged or missing item of the folder."""
     with restoring(f"{path.name}/{_METADATA}"):
         metadata = _metadata(path)
     for index, info in metadata.storage_data.items():

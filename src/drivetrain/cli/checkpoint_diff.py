@@ -1,4 +1,4 @@
-"""``drivetrain checkpoint diff``: what differs between two checkpoints, of the same or of different kinds."""
+"""``drivetrain checkpoint diff``: compare two checkpoints, which may be of different kinds."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from drivetrain.checkpoints.unread import UnreadTensor
 from drivetrain.cli.checkpoint_kinds import WEIGHTS_ONLY, Opened, check_ordinary, leaves, open_checkpoint
 from drivetrain.errors import number_of, shown
 
-_CHUNK = 2**22  # elements that are compared at a time
+_CHUNK = 2**22  # elements that are compared in one step
 _IGNORED = frozenset({"rank_files"})  # rank files get new names in every save
 VERSIONS = frozenset({"drivetrain_version", "torch_version", "pytorch-lightning_version", "program"})
-"""Entries that name the program and the versions that wrote a checkpoint."""
+"""The entries that name the program that wrote a checkpoint, and the versions of its packages."""
 
 _NOT_IN_LIGHTNING = frozenset({
     "drivetrain_version", "frozen_weights", "hparams_type", "optimizers", "program", "rank_files", "rank_state",
@@ -25,21 +25,20 @@ _NOT_IN_LIGHTNING = frozenset({
 
 
 def holds(kind: str, key: str) -> bool:
-    """Return whether checkpoints of this kind can hold a Trainer's entry ``key``."""
+    """Return whether a checkpoint of this kind can contain the entry ``key`` of a Trainer's checkpoint."""
     if kind in WEIGHTS_ONLY:
         return key == "state_dict"
     return kind not in ("lightning", "deepspeed") or key not in _NOT_IN_LIGHTNING
 
 
 def diff(path: str, other: str, weights: bool = False) -> dict[str, Any]:
-    """Compare two checkpoints, one tensor at a time; with ``weights``, only their weights.
+    """Compare two checkpoints, one tensor at a time. With ``weights``, compare only their weights.
 
-    An entry that one of the two kinds of checkpoint cannot hold is not compared.
+    If the kind of one checkpoint cannot contain an entry, the entry is not compared.
 
     Returns:
-        ``equal``; ``not_compared``: entries that only one kind can hold; ``only_in_a``, ``only_in_b``: paths;
-        ``tensors`` and ``values``: those that differ; ``tensors_compared`` and ``values_compared``: how many were
-        compared.
+        A dictionary with ``equal``, ``not_compared`` (entries), ``only_in_a`` and ``only_in_b`` (paths of entries),
+        ``tensors`` and ``values`` (the differences), ``tensors_compared`` and ``values_compared`` (numbers).
 
     Raises:
         CheckpointError: one of the checkpoints cannot be read.
@@ -77,8 +76,8 @@ def diff(path: str, other: str, weights: bool = False) -> dict[str, Any]:
 
 
 def _leaves(found: Opened, keys: Iterable[str], common: bool) -> Iterable[tuple[str, Any]]:
-    """Yield the leaves of the entries ``keys``. With ``common``, yield of "loops" only the position in the training,
-    which all kinds hold.
+    """Yield the leaves of the entries ``keys``. With ``common``, the only leaf of "loops" is the position in the
+    training, because every kind of checkpoint contains it.
     """
     for key in sorted(keys):
         if key in found.tree:
@@ -89,13 +88,13 @@ def _leaves(found: Opened, keys: Iterable[str], common: bool) -> Iterable[tuple[
 
 
 def _highest(names: Iterable[str], others: Iterable[str]) -> list[str]:
-    """Return the paths in ``names`` that are not in ``others``; for a missing container, only the container's path."""
+    """Return the paths in ``names`` that are missing in ``others``. If a container is missing, return only its path."""
     known = {path for name in others for path in _upwards(name)}
     return sorted({next((path for path in _upwards(name) if path not in known), name) for name in names} - known)
 
 
 def _upwards(name: str) -> list[str]:
-    """Return all prefixes of a path, the shortest first; the last is the path."""
+    """Return all ancestors of a path, the highest first, followed by the path."""
     parts = name.split("/")
     return ["/".join(parts[: index + 1]) for index in range(len(parts))]
 
@@ -106,13 +105,13 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _of_tensors(one: Tensor, other: Tensor) -> dict[str, Any] | None:
-    """Return how two tensors differ; ``None`` if they have the same shape, type and bits."""
+    """Return how two tensors differ, or ``None`` if they have the same shape, type and bits."""
     difference: dict[str, Any] = {}
     if one.dtype != other.dtype:
         difference["dtypes"] = [str(each.dtype).removeprefix("torch.") for each in (one, other)]
     if one.shape != other.shape:
         return {**difference, "shapes": [list(one.shape), list(other.shape)]}
-    # no dtype can represent the values of both
+    # no dtype can hold all values of uint64 and of another dtype
     if one.dtype != other.dtype and torch.uint64 in (one.dtype, other.dtype):
         return difference
     count, unbounded = 0, 0
@@ -142,14 +141,14 @@ def _of_tensors(one: Tensor, other: Tensor) -> dict[str, Any] | None:
 
 
 def _wide(one: torch.dtype, other: torch.dtype) -> torch.dtype:
-    """Return the dtype in which differences between values of these dtypes are computed."""
+    """Return the dtype in which values of these two dtypes are subtracted."""
     if one.is_complex or other.is_complex:
         return torch.complex128
     return torch.float64 if one.is_floating_point or other.is_floating_point else torch.int64
 
 
 def _integer_distance(one: Tensor, other: Tensor) -> int:
-    """Return the exact largest difference. A difference of 2**63 or more overflows int64 to a negative number."""
+    """Return the exact largest difference. In int64, a difference of 2**63 or more becomes negative."""
     wide = [each.view(torch.int64) ^ -(2**63) if each.dtype == torch.uint64 else each.long() for each in (one, other)]
     distance = torch.maximum(*wide) - torch.minimum(*wide)
     large = distance[distance < 0]

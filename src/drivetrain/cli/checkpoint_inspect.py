@@ -1,4 +1,4 @@
-"""``drivetrain checkpoint inspect``: what a checkpoint is and contains, without reading its tensors."""
+"""``drivetrain checkpoint inspect``: describe a checkpoint without reading its tensors."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ _SHOWN = frozenset({
 
 
 def inspect(path: str, tensors: bool = False) -> dict[str, Any]:
-    """Return a description of the checkpoint at ``path`` as plain data; ``tensors``: with a list of all tensors.
+    """Return a description of the checkpoint at ``path`` as plain data. With ``tensors``, the description lists all
+    tensors.
 
     Raises:
-        CheckpointError: it does not exist, is of no known kind, or is damaged.
+        CheckpointError: the checkpoint does not exist, is of no known kind, or is damaged.
     """
     found = open_checkpoint(path)
     tree = found.tree
@@ -84,7 +85,7 @@ def _dtype(tensor: Tensor) -> str:
 
 
 def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()  # the size if dense, because a sparse tensor has no `nbytes`
+    return tensor.numel() * tensor.element_size()  # a sparse tensor, which has no `nbytes`, counts as a dense tensor
 
 
 def _summary(tensors: Iterable[Tensor]) -> dict[str, Any]:
@@ -97,14 +98,14 @@ def _summary(tensors: Iterable[Tensor]) -> dict[str, Any]:
 
 
 def _processes(found: Opened) -> int | None:
-    """Return how many processes have saved the checkpoint; ``None``: unknown."""
+    """Return how many processes saved the checkpoint, or ``None`` if this is unknown."""
     if "drivetrain_version" not in found.tree or "loops" not in found.tree:
         return None
     return len(found.tree["ranks"]) if "ranks" in found.tree else saved_by(found.rank_files)
 
 
 def _resume(found: Opened) -> dict[str, Any]:
-    """Return whether a fit can resume, from where, on how many processes, and the reason for each restriction."""
+    """Return whether a fit can resume from the checkpoint, how many processes the fit needs, and why."""
     tree, inside, processes = found.tree, False, _processes(found)
     if found.kind in WEIGHTS_ONLY or not {"optimizer_states", "loops"} <= tree.keys():
         has_others = found.kind in ("torch", "dcp") and len(tree) > 1 and "drivetrain_version" not in tree

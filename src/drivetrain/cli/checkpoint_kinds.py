@@ -1,5 +1,5 @@
-"""Open checkpoints of every kind, without reading their tensors, as nested dictionaries with the keys of a Trainer's
-checkpoint.
+"""Open a checkpoint of any kind as nested dictionaries with the keys of a Trainer's checkpoint. Tensors are not
+read.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ KINDS = {
     "safetensors": "file of safetensors",
     "huggingface": "model folder as Hugging Face keeps them",
 }
-"""The kinds that :func:`open_checkpoint` recognizes, by the names that the commands print and accept."""
+"""The kinds of checkpoint that :func:`open_checkpoint` recognizes, by their names in the commands."""
 
 WEIGHTS_ONLY = frozenset({"torch", "safetensors", "huggingface"})
-"""Kinds that hold only weights: no optimizer states, no position in the training."""
+"""The kinds of checkpoint that contain only weights: no optimizer states and no position in the training."""
 
 _WEIGHTS = ("state_dict", "model", "module", "model_state_dict")
-"""The keys under which programs store a model's weights."""
+"""The keys under which various programs store a model's weights."""
 
 
 @dataclass
@@ -49,11 +49,13 @@ class Opened:
     """A checkpoint whose tensors were not read.
 
     Attributes:
-        path: its file or folder.
+        path: the checkpoint's file or folder.
         kind: one of :data:`KINDS`.
-        tree: its entries, with the weights under "state_dict". Tensors are read from the disk when they are used.
-        files: its files, except the files with the states of single ranks beside it.
-        notes: sentences about contents that are not in ``tree``.
+        tree: the checkpoint's entries, with the weights under "state_dict". A tensor is read from the disk when it is
+            used.
+        files: the checkpoint's files, except its rank files (files beside the checkpoint, each with the state of one
+            rank).
+        notes: sentences about contents of the files that are missing in ``tree``.
     """
 
     path: Path
@@ -64,16 +66,16 @@ class Opened:
 
     @property
     def rank_files(self) -> list[dict[str, Any]]:
-        """What the main file records about each rank file (the file with the state of one rank) beside it."""
+        """For each rank file, what the main file records about it."""
         return list(self.tree.get(rank_files.LISTED, ()))
 
 
 def open_checkpoint(path: str) -> Opened:
-    """Open the local checkpoint at ``path``. Only plain data in it is unpickled.
+    """Open the local checkpoint at ``path``. Only plain data is unpickled.
 
     Raises:
-        CheckpointError: it does not exist, is of no known kind (a CheckpointNameError), or is damaged.
-        ConfigurationError: ``path`` is an address, neither a file nor a folder, or cannot be read by this user.
+        CheckpointError: the checkpoint does not exist, is damaged, or is of no known kind (then a CheckpointNameError).
+        ConfigurationError: ``path`` is an address or a device, or the user may not read it.
     """
     if files.is_remote(path):
         raise ConfigurationError(f"{path} is an address, and this command reads local files. Download it first.")
@@ -177,10 +179,10 @@ def _is_state_dict(value: Mapping[Any, Any]) -> bool:
 
 
 def check_ordinary(found: Opened, sparse: bool) -> None:
-    """Check that no tensor is quantized, and that none is sparse unless ``sparse`` allows it.
+    """Check that no tensor is quantized. Without ``sparse``, also check that no tensor is sparse.
 
     Raises:
-        CheckpointError: a tensor is quantized, or is sparse without ``sparse``; the message names the tensor.
+        CheckpointError: a tensor is quantized or sparse.
     """
     for name, each in leaves(found.tree):
         if isinstance(each, Tensor) and (each.is_quantized or (each.layout != torch.strided and not sparse)):
@@ -193,7 +195,7 @@ def check_ordinary(found: Opened, sparse: bool) -> None:
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the path and the value of every leaf in dictionaries, lists and tuples: ``("state_dict/layer.bias", ...)``.
 
-    A list of plain values, such as a random state, is a leaf, and so is an empty container.
+    A list of plain values, such as a random state, is one leaf. An empty container is also a leaf.
     """
     items: Any = ()
     if isinstance(value, Mapping):
@@ -207,7 +209,7 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def size_of(found: Opened) -> int:
-    """Return the size of the checkpoint's files, and of the rank files that exist, in bytes."""
+    """Return the number of bytes in the checkpoint's files and its existing rank files."""
     with restoring("rank_files"):
         beside = [rank_files.place_of(entry(each, "name", str), found.path) for each in found.rank_files]
     return sum(map(os.path.getsize, found.files)) + sum(

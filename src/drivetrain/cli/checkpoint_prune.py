@@ -27,25 +27,25 @@ _PART = re.compile(r"\.[0-9a-f]{32}\.part")
 _IN_A_SAVE = re.compile(
     rf"[0-9a-f]{{8}}\.(rank\d+\.bin|state\.json)|{re.escape(sharded.MANIFEST)}|\d+\.part|{_PART.pattern}"
 )
-_YOUNG = 3600  # seconds; a younger leftover may belong to a save that is running
+_YOUNG = 3600  # seconds; a younger file may belong to a save that is still running
 
 
 def prune(folder: str, keep: int | None = None, delete: bool = False) -> dict[str, Any]:
-    """List what can be removed from ``folder``; with ``delete``, remove it.
+    """List the checkpoints and other files that can be removed from ``folder``. With ``delete``, remove them.
 
-    These are never removed: the newest complete checkpoint; the best and the last checkpoint that a ModelCheckpoint has
-    recorded in this newest one; the targets of links; damaged files; files that drivetrain did not write.
+    The newest complete checkpoint is never removed, nor are the best and the last checkpoint that a ModelCheckpoint has
+    recorded in it. Targets of links, damaged files and files of other programs are never removed either.
 
     Args:
         folder: the folder of a ModelCheckpoint, for example. Subfolders are not searched.
-        keep: how many of the newest complete checkpoints stay; ``None``: all of them, so that only files of interrupted
+        keep: how many of the newest complete checkpoints stay. With ``None`` all stay, and only files of interrupted
             saves are removed.
-        delete: remove the files.
+        delete: whether to remove the files.
 
     Returns:
-        ``entries``: for each file or folder of drivetrain its ``path``, ``bytes``, ``action`` ("remove", "keep",
-        or "failed" if it could not be removed) and ``reason``; ``deleted``; ``others``: the number of other files;
-        ``failed``: the number of entries that could not be removed.
+        A dictionary. ``entries`` has for each file or folder of drivetrain its ``path``, ``bytes``, ``reason`` and
+        ``action``: "remove", "keep", or "failed" if the removal failed. ``others`` is the number of other files, and
+        ``failed`` the number of removals that failed.
 
     Raises:
         ConfigurationError: ``folder`` is no local folder, or ``keep`` is less than 1.
@@ -84,8 +84,8 @@ def _size(path: Path) -> int:
 
 
 def _ours(path: Path) -> Mapping[str, Any] | None:
-    """Return the entries of a checkpoint that drivetrain has saved completely; ``None`` for any other file or
-    folder.
+    """Return the entries of a checkpoint that drivetrain has saved completely. For another file or folder, return
+    ``None``.
     """
     if path.name.startswith(".") or _RANK_FILE.fullmatch(path.name) or _UNFINISHED.fullmatch(path.name):
         return None
@@ -95,9 +95,9 @@ def _ours(path: Path) -> Mapping[str, Any] | None:
 
 
 def _tree(path: Path) -> Mapping[str, Any] | None:
-    """Return the checkpoint entries in a file or folder; ``None`` if it is not a checkpoint."""
+    """Return the entries of the checkpoint at ``path``, or ``None`` if there is no checkpoint."""
     try:
-        tree = entries(path) if path.is_file() or path.is_dir() else None  # opening a pipe would wait
+        tree = entries(path) if path.is_file() or path.is_dir() else None  # opening a pipe would block
     except Exception:  # a file of another program may raise anything
         return None
     return tree if isinstance(tree, Mapping) else None
@@ -109,7 +109,7 @@ def _tree(path: Path) -> Mapping[str, Any] | None:
 def _checkpoints(
     mains: Mapping[str, Mapping[str, Any]], present: list[Path], keep: int | None
 ) -> Iterator[dict[str, Any]]:
-    """Yield the result's entry for each complete checkpoint, the newest first."""
+    """Yield the entry of each checkpoint for the result of :func:`prune`, the newest first."""
     linked = {os.path.realpath(each): each.name for each in present if each.is_symlink()}
     counts, protected, highest = {True: 0, False: 0}, dict[str, str](), {True: -1, False: -1}
     for path in newest_first(TorchCheckpointIO(), mains):
@@ -117,7 +117,7 @@ def _checkpoints(
         if (problem := _problem(path)) is not None:
             yield _entry(path, "keep", f"damaged, so it is not counted: {problem}", beside)
             continue
-        resumes = "loops" in mains[path]  # checkpoints with only weights are counted separately
+        resumes = "loops" in mains[path]  # ``keep`` counts checkpoints with only weights separately
         counts[resumes] += 1
         complete, what = counts[resumes], "" if resumes else " with weights only"
         step = each if isinstance(each := mains[path].get("global_step"), int) else -1
@@ -131,7 +131,7 @@ def _checkpoints(
             yield _entry(path, "keep", "complete" if keep is None else f"one of the {keep} newest{what}", beside)
         elif reason:
             yield _entry(path, "keep", reason, beside)
-        elif is_ahead:  # a copy may have changed the file's time, or an earlier run wrote the file
+        elif is_ahead:  # the file's modification time may be wrong, or an earlier run wrote the file
             yield _entry(path, "keep", f"its step {step} is higher than those of the newer files{what}", beside)
         else:
             newest = "newest complete one" if keep == 1 else f"{keep} newest complete ones"
@@ -146,7 +146,7 @@ def _problem(path: str) -> str | None:
 
 
 def _recorded(checkpoint: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the names of the files that checkpoint callbacks have recorded, and the reason to keep each."""
+    """Yield the name of each file that a checkpoint callback has recorded, and the reason to keep the file."""
     for state in (checkpoint.get("callbacks") or {}).values():
         for key, word in (("last_model_path", "last"), ("best_model_path", "best")):
             if isinstance(state, Mapping) and isinstance(path := state.get(key), str) and path:
@@ -156,8 +156,8 @@ def _recorded(checkpoint: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _beside(path: str, mains: Mapping[str, Mapping[str, Any]]) -> list[Path]:
     """Return the existing rank files of a checkpoint."""
     names = [Path(rank_files.place_of(each["name"], path)).name for each in mains[path].get(rank_files.LISTED, ())]
-    # place_of resolves links. The result must have the folder's name as `path` spells it, so that it equals the paths
-    # in the folder's listing.
+    # place_of resolves links, so its result may differ from a path in the folder's listing. The folder's name is
+    # therefore taken from `path`.
     return [each for name in names if (each := Path(path).with_name(name)).exists()]
 
 
@@ -165,7 +165,7 @@ def _beside(path: str, mains: Mapping[str, Mapping[str, Any]]) -> list[Path]:
 
 
 def _leftovers(present: list[Path], mains: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the result's entry for each file or folder that an interrupted save has left."""
+    """Yield the entry of each file or folder of an interrupted save for the result of :func:`prune`."""
     owned = {str(each) for main in mains for each in _beside(main, mains)}
     for path in present:
         reason = ""
@@ -198,10 +198,10 @@ def _leftovers(present: list[Path], mains: Mapping[str, Mapping[str, Any]]) -> I
 
 
 def _is_of_a_save(path: Path) -> bool:
-    """Return whether drivetrain can have written the contents of ``path``."""
+    """Return whether the contents of ``path`` look as if drivetrain had written them."""
     if path.is_dir():
         return all(each.is_file() and _IN_A_SAVE.fullmatch(each.name) for each in path.iterdir())
-    if _PART.fullmatch(path.name) and path.is_file():  # an interrupted save may have cut it off anywhere
+    if _PART.fullmatch(path.name) and path.is_file():  # an interrupted save may have written any part of the file
         with path.open("rb") as stream:
             return stream.read(4) in (b"", b"PK\3\4")
     tree = _tree(path)

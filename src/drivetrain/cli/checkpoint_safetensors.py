@@ -1,4 +1,4 @@
-"""Read and write weights in safetensors files and in Hugging Face model folders; needs the package safetensors."""
+"""Read and write weights in safetensors files and in model folders of Hugging Face."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from drivetrain.checkpoints.unread import UnreadTensor
 from drivetrain.errors import CheckpointError, check_installed
 
 _NAMES = ("model.safetensors", "pytorch_model.bin")
-_ALIAS = "drivetrain.alias:"  # prefix of a metadata entry for a further name of a tied weight
+_ALIAS = "drivetrain.alias:"  # the prefix of the metadata entries for tied weights
 
 
 class _Alias:
-    """Stands for a tied weight: a tensor that shares its memory with the tensor called ``name``."""
+    """Placeholder for a tied weight, which shares its memory with the tensor called ``name``."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -32,10 +32,10 @@ def is_file(path: Path) -> bool:
 
 
 def files_in(folder: Path) -> list[Path]:
-    """Return the files with the weights of a model folder; empty if ``folder`` is no model folder.
+    """Return the files with weights in a model folder. If ``folder`` is no model folder, return an empty list.
 
     Raises:
-        CheckpointError: the folder's index is damaged, or a file that it lists is missing.
+        CheckpointError: the folder's index is damaged or lists a file that is missing.
     """
     for name in _NAMES:
         if (folder / name).is_file():
@@ -52,8 +52,8 @@ def files_in(folder: Path) -> list[Path]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the tensors of a file, mapped into memory. Pass the results of all files to ``with_aliases``, which
-    replaces the names of tied weights by tensors.
+    """Return the tensors of a file, mapped into memory. For a tied weight, return a placeholder, which ``with_aliases``
+    replaces by the tensor.
 
     Raises:
         CheckpointError: the file is damaged.
@@ -65,7 +65,7 @@ def read(path: Path) -> dict[str, Any]:
         with safetensors.safe_open(path, framework="pt") as opened:
             state: dict[str, Any] = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  # it is no mapping
             metadata = opened.metadata() or {}
-    except Exception as error:  # the package raises exceptions of its own
+    except Exception as error:
         raise CheckpointError(
             f"{path} is no file of safetensors, or was cut short ({error}). Use another one."
         ) from error
@@ -74,23 +74,23 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def with_aliases(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tensors of all files of a model, with the same tensor under every name of a tied weight."""
+    """Replace the placeholders of tied weights by tensors. ``state`` has the entries of all files of a model."""
     kept = {name: value.name if isinstance(value, _Alias) else name for name, value in state.items()}
     return {name: state[kept[name]] for name in state if kept[name] in state}
 
 
 def write(state: Mapping[str, Any], target: Path, largest: int | None = None) -> list[str]:
-    """Write tensors to the new file ``target``, or to a new folder in files of at most ``largest`` bytes.
+    """Write tensors to a new file, or if ``largest`` is given, to a new folder with files of at most ``largest`` bytes.
 
-    Unless the tensors are mapped, the weights of one file at a time are in memory.
+    If the tensors are not read yet, the weights of only one file at a time are in memory.
 
     Args:
-        state: the weights. Entries that are no tensors are left out.
-        target: the file; with ``largest``, the folder.
-        largest: the most bytes of a file; a tensor with more bytes gets a file of its own.
+        state: the weights. Entries that are no tensors are not written.
+        target: the file or the folder.
+        largest: the maximum bytes of a file. A larger tensor is written to a separate file.
 
     Returns:
-        The names of entries that are left out.
+        The names of the entries that are not written.
 
     Raises:
         CheckpointError: safetensors cannot store a tensor.
@@ -122,7 +122,9 @@ def write(state: Mapping[str, Any], target: Path, largest: int | None = None) ->
 
 
 def split(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the tensors of a state by their first names, and the first name for each further name of tied weights."""
+    """Return each tensor under its first name in ``state``, and for each further name of a tied weight the first
+    name.
+    """
     tensors: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
     firsts: dict[Any, str] = {}
@@ -148,7 +150,7 @@ def _save(tensors: Mapping[str, Tensor], target: Path, aliases: Mapping[str, str
         safetensors_torch.save_file({name: _packed(each) for name, each in tensors.items()}, target, metadata)
     except OSError:
         raise
-    except Exception as error:  # the package raises exceptions of its own
+    except Exception as error:
         if (number := re.search(r"os error (\d+)", str(error))) is not None:  # for example, the disk is full
             raise OSError(int(number[1]), str(error)) from error
         raise CheckpointError(
@@ -158,13 +160,13 @@ def _save(tensors: Mapping[str, Tensor], target: Path, aliases: Mapping[str, str
 
 
 def _packed(tensor: Tensor) -> Tensor:
-    """Return ``tensor`` contiguous and in memory of its own, as safetensors requires."""
+    """Return ``tensor`` as safetensors requires it: contiguous, and in memory that no other tensor uses."""
     plain = tensor.whole() if isinstance(tensor, UnreadTensor) else tensor.detach().resolve_conj().resolve_neg()
     is_own = plain.is_contiguous() and plain.untyped_storage().nbytes() == plain.nbytes
     return plain if is_own else plain.contiguous().clone()
 
 
 def problems(path: Path) -> Iterator[tuple[Path, str]]:
-    """Yield what is wrong with a file: its header and its size; the format has no checksums."""
+    """Yield the file and its problem if its header or its size is wrong. The format has no checksums."""
     if problem := problem_of(read, path):
         yield path, problem

@@ -1,4 +1,4 @@
-"""``drivetrain checkpoint verify``: checksums, sizes and completeness of a checkpoint's files."""
+"""``drivetrain checkpoint verify``: check a checkpoint's files for wrong checksums, wrong sizes and missing parts."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def verify(path: str) -> dict[str, Any]:
     """Check the checkpoint at ``path`` by reading all of it.
 
     Returns:
-        ``ok``; ``problems``, each with its ``file`` and a message ``problem``; ``notes``, which name what has no
-        checksums.
+        A dictionary with ``ok``, ``problems`` (for each, the ``file`` and the message ``problem``) and ``notes``
+        (sentences about formats without checksums).
 
     Raises:
         NoCheckpointError, CheckpointNameError: there is no checkpoint of a known kind.
@@ -52,10 +52,10 @@ def verify(path: str) -> dict[str, Any]:
 
 
 def first_problem(found: Opened) -> str | None:
-    """Return the first damage that reading the tensors would not detect; ``None`` if there is none."""
+    """Return the first problem of the checkpoint's files, except a problem that reading the tensors will detect."""
     if found.kind in ("drivetrain-sharded", "dcp"):  # reading a tensor compares its checksum
         return None
-    main = Opened(found.path, found.kind, {}, found.files)  # so that rank files are not checked
+    main = Opened(found.path, found.kind, {}, found.files)  # without entries, so that rank files are not checked
     return next((problem for _, problem in _problems(main)), None)
 
 
@@ -95,8 +95,8 @@ def _records(file: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _of_shards(found: Opened) -> Iterator[tuple[Path, str]]:
-    """Yield the problem of each damaged tensor. If no tensor is damaged, yield the damage elsewhere in the files; if
-    there is none, each tensor of which a part was not saved.
+    """Yield the problem of each damaged tensor. If every tensor is intact, yield the problem of the other contents. If
+    the files are intact, yield a problem for each tensor with a missing part.
     """
     tensors = [each for _, each in leaves(found.tree) if isinstance(each, sharded.StoredTensor)]
     if damage := problem_of(sharded.verify, found.path):

@@ -1,9 +1,7 @@
-"""Read float32 weights that ZeRO has spread over ranks, from checkpoint folders of DeepSpeed's engine; needs no
-DeepSpeed.
+"""Read the float32 weights of all ranks from a checkpoint folder of DeepSpeed's ZeRO, without the package DeepSpeed.
 
-ZeRO flattens the parameters of each optimizer group into one vector. With stages 1 and 2 the ranks hold consecutive
-parts of the vector. With stage 3 each rank holds a part of every parameter; these parts follow each other in the rank's
-vector.
+ZeRO flattens the parameters of each optimizer group into one vector. With stages 1 and 2, each rank holds a consecutive
+part of this vector. With stage 3, each rank has a different vector, which consists of a part of every parameter.
 """
 
 from __future__ import annotations
@@ -39,8 +37,8 @@ class _Gathered(UnreadTensor):
 
     @staticmethod
     def made(shape: Sequence[int], dtype: torch.dtype, parts: Callable[[], Sequence[Tensor]]) -> _Gathered:
-        """Return a tensor of this shape whose values will be read from the concatenated flat ``parts``, as many as it
-        needs.
+        """Return a tensor of this shape. Its values are the first values of the concatenated ``parts``, which are read
+        later.
         """
         tensor = _Gathered(shape, dtype)
         assert isinstance(tensor, _Gathered)
@@ -56,8 +54,8 @@ class _Gathered(UnreadTensor):
 
 
 def folder_of(path: Path) -> Path | None:
-    """Return the folder of one checkpoint: ``path``, or the subfolder that the file ``latest`` in it names; ``None``:
-    neither.
+    """Return the folder of one checkpoint: ``path``, or the subfolder whose name is in the file ``latest``. Return
+    ``None`` if neither has a checkpoint.
     """
     for folder in (path, _latest(path)):
         if folder is not None and any(map(_MODEL.fullmatch, (each.name for each in folder.glob("*.pt")))):
@@ -76,7 +74,7 @@ def files_of(folder: Path) -> list[Path]:
 
 
 def read(folder: Path) -> tuple[dict[str, Any], list[Path], list[str]]:
-    """Return the entries that a Trainer has stored with the complete weights, the files, and notes on what is left out.
+    """Return the entries of a Trainer's checkpoint with the complete weights, the files, and notes on omitted contents.
 
     Raises:
         CheckpointError: a file is damaged or missing, or tensor parallelism has split the weights.
@@ -109,7 +107,7 @@ def read(folder: Path) -> tuple[dict[str, Any], list[Path], list[str]]:
 
 
 def _weights(models: Sequence[Mapping[str, Any]], optimizers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return complete weights: float32 master weights, frozen parameters, and buffers."""
+    """Return the complete weights: float32 master weights, frozen parameters, and buffers."""
     first, ranks = models[0], len(optimizers)
     counts = optimizers[0].get("partition_count", ranks)
     expected = max(counts) if isinstance(counts, list) else counts
@@ -165,9 +163,7 @@ def _of_stage_3(first: Mapping[str, Any], optimizers: Sequence[Mapping[str, Any]
 
 
 def _parts(vectors: Sequence[Tensor], at: int, count: int) -> list[Tensor]:
-    """Return slices of the vectors that together are the elements ``at`` to ``at + count`` of the concatenated
-    vectors.
-    """
+    """Return the elements ``at`` to ``at + count`` of the concatenated ``vectors``, as slices of the vectors."""
     found = []
     for vector in vectors:
         if at < len(vector) and count > 0:
@@ -186,7 +182,7 @@ def _check_size(needed: int, there: int, padding: int) -> None:
 
 
 def problems(folder: Path) -> Iterator[tuple[Path, str]]:
-    """Yield each damaged file, and what is wrong with it."""
+    """Yield each damaged file and its problem."""
     for file in files_of(folder):
         if problem := problem_of(check_records, file, str(file)):
             yield file, problem

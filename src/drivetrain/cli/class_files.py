@@ -1,4 +1,4 @@
-"""Import classes that a command line or a configuration names by their file, such as ``train.py:Net``."""
+"""Import the classes that a command line or a configuration names as ``file.py:Class``, such as ``train.py:Net``."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from drivetrain.errors import ConfigurationError, did_you_mean
 
 _PLACE = re.compile(r"(--[\w.]+\+?=)?((?:[A-Za-z]:[\\/])?[^:\[\]{}'\"]+\.py):([A-Za-z_]\w*(?:\.\w+)*)")
 imported: dict[str, str] = {}
-"""For each module that was imported by its file, the file's path as the user first wrote it."""
+"""For each module that :func:`module_of` has imported, the path of the module's file as the user first wrote it."""
 
 
 def module_of(file: str, folder: str = "") -> ModuleType:
-    """Import a file as a module and return it. During the import the file's folder is on ``sys.path``, as with ``python
+    """Import a file as a module, and return the module. The file's folder is put on ``sys.path``, as with ``python
     file.py``.
 
-    A relative path is relative to ``folder``; without ``folder``, to the working directory. The code below ``if
-    __name__ == "__main__"`` does not run.
+    A relative path begins in ``folder``, by default in the working directory. The code below ``if __name__ ==
+    "__main__"`` does not run.
 
     Raises:
         ConfigurationError: there is no such Python file.
@@ -53,7 +53,7 @@ def module_of(file: str, folder: str = "") -> ModuleType:
 
 
 def object_at(place: str, folder: str = "") -> Any:
-    """Return the object called ``"package.module:Name"``, or ``"file.py:Name"``, whose file :func:`module_of` imports.
+    """Return the object at ``"package.module:Name"`` or ``"file.py:Name"``. A file is imported by :func:`module_of`.
 
     Raises:
         ConfigurationError: there is no such file or name.
@@ -70,8 +70,8 @@ def object_at(place: str, folder: str = "") -> Any:
 
 
 def import_path(text: str, folder: str = "") -> str:
-    """Import the file of ``"file.py:Class"`` and return the class's import path, after ``--option=`` if the text begins
-    so. Any other text is returned unchanged.
+    """Import the file of ``"file.py:Class"``, and return the class's import path. ``--option=`` at the beginning is
+    kept. Any other text is returned unchanged.
 
     Raises:
         ConfigurationError: there is no such file or class.
@@ -84,7 +84,7 @@ def import_path(text: str, folder: str = "") -> str:
 
 
 def import_paths(value: Any, folder: str) -> Any:
-    """Return the plain data ``value`` with an import path for each ``"file.py:Class"`` in it."""
+    """Return the plain data ``value``, with each ``"file.py:Class"`` replaced by an import path."""
     if isinstance(value, dict):
         return {key: import_paths(item, folder) for key, item in value.items()}
     if isinstance(value, list):
@@ -93,8 +93,8 @@ def import_paths(value: Any, folder: str) -> Any:
 
 
 def places(text: str, files: Mapping[str, str]) -> str:
-    """Replace import paths in YAML by ``file.py:Class``, where the class is in a module of ``files`` (a dictionary as
-    :data:`imported`).
+    """Replace the import paths of classes in YAML by ``file.py:Class`` if ``files`` (such as :data:`imported`) has the
+    module.
     """
 
     def place(found: re.Match[str]) -> str:

@@ -13,19 +13,23 @@ from torch.optim.lr_scheduler import LRScheduler
 from drivetrain.errors import ConfigurationError, shown
 
 OptimizerCallable = Callable[[Iterable[nn.Parameter]], Optimizer]
-"""Type of a module's argument that creates an optimizer from parameters; on the command line, a class path."""
+"""Type for a module's argument: a function from parameters to an optimizer. On the command line, the argument is a
+class path.
+"""
 
 LRSchedulerCallable = Callable[[Optimizer], LRScheduler]
-"""Type of a module's argument that creates a scheduler from an optimizer; on the command line, a class path."""
+"""Type for a module's argument: a function from an optimizer to a scheduler. On the command line, the argument is a
+class path.
+"""
 
 
 class ReduceLROnPlateau(lr_scheduler.ReduceLROnPlateau):
-    """torch's scheduler of this name, which also knows the name of its monitored value.
+    """torch's ``ReduceLROnPlateau``, with the name of the logged value that the scheduler monitors.
 
     Args:
-        optimizer: the optimizer whose learning rates it reduces.
+        optimizer: the optimizer whose learning rates the scheduler reduces.
         monitor: the name of the value, as logged with ``self.log``.
-        args, kwargs: torch's own arguments, from ``mode`` on.
+        args, kwargs: the arguments of torch's scheduler from ``mode`` on.
     """
 
     def __init__(self, optimizer: Optimizer, monitor: str, *args: Any, **kwargs: Any) -> None:
@@ -52,11 +56,11 @@ def instantiate_class(args: Any, init: Mapping[str, Any]) -> Any:
     """Return an object of the class that ``init`` describes.
 
     Args:
-        args: the positional arguments as a tuple, or a single one.
+        args: the positional arguments as a tuple, or a single positional argument.
         init: ``{"class_path": "package.module.Class", "init_args": {...}}``; ``init_args`` may be missing.
 
     Raises:
-        ConfigurationError: "class_path" is missing, or is not the path of a class.
+        ConfigurationError: there is no "class_path", or no class at this path.
     """
     if "class_path" not in init:
         raise ConfigurationError(
@@ -68,7 +72,7 @@ def instantiate_class(args: Any, init: Mapping[str, Any]) -> Any:
 
 
 class Recipe:
-    """How to create one optimizer or scheduler, from a run's configuration.
+    """The part of a configuration from which one optimizer or scheduler is created.
 
     Args:
         offered: the class whose arguments are in the configuration, or the allowed base classes.
@@ -86,7 +90,7 @@ class Recipe:
         return self._offered(of, **self._arguments)
 
     def described(self) -> dict[str, Any]:
-        """Return the description for :func:`instantiate_class`."""
+        """Return the configuration as an argument of :func:`instantiate_class`."""
         if isinstance(self._offered, tuple):
             return self._arguments
         return {

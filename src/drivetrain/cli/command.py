@@ -1,9 +1,9 @@
-"""The command ``drivetrain``: one subcommand per entry of :data:`COMMANDS`, imported when it is called.
+"""The command ``drivetrain``, with one subcommand per entry of :data:`COMMANDS`.
 
-To add a subcommand, add a line to :data:`COMMANDS`, and to its module two functions: ``parser(prog)``, which returns
-the ``argparse.ArgumentParser`` of help and completion, and ``main(arguments, prog)``, which returns the exit code: 0; 1
-if a check has failed; 2 for wrong usage, or if a check could not run. Importing the module and calling ``parser`` may
-not import torch.
+To add a subcommand, write a module and add it to :data:`COMMANDS`. The module's function ``parser(prog)`` returns an
+``argparse.ArgumentParser``, for help and completion. Its function ``main(arguments, prog)`` returns the exit code: 0; 1
+if a check has failed; 2 if the usage is wrong or a check could not run. Neither ``parser`` nor the import of the module
+may import torch.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class Command(NamedTuple):
     """One subcommand.
 
     Attributes:
-        module: its module in this package; its ``main`` is called with ``(arguments, prog)``.
+        module: the name of the subcommand's module in this package.
         help: one line for ``drivetrain --help``.
-        group: the heading in the help under which that line is.
+        group: the heading above this line.
     """
 
     module: str
@@ -72,8 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the words after "drivetrain" on the command line; ``None``: ``sys.argv[1:]``.
 
     Returns:
-        The process's exit code. Without arguments it is 2, and the help is printed. Wrong usage ends in
-        ``SystemExit(2)``, ``--help`` in ``SystemExit(0)``, as with argparse.
+        The process's exit code. Without arguments, print the help and return 2. As with argparse, wrong usage raises
+        ``SystemExit(2)``, and ``--help`` raises ``SystemExit(0)``.
     """
     made = parser()
     words = sys.argv[1:] if arguments is None else arguments
@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # from the standard output, or from another pipe of the program
         try:
             print(flush=True)
-        # the reader, such as head, has ended; without dup2, Python would report the broken pipe at exit
+        # a reader such as head has ended; without dup2, Python would report the broken pipe at exit
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 141  # a shell's exit code for SIGPIPE
@@ -100,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser for the words up to and including the subcommand's name."""
+    """Return the parser for the options before the subcommand, and for the subcommand's name."""
     groups = dict.fromkeys(command.group for command in COMMANDS.values())
     listed = "\n\n".join(
         f"{group}:\n" + "\n".join(f"  {name:<14}{each.help}" for name, each in COMMANDS.items() if each.group == group)

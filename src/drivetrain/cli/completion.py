@@ -1,5 +1,5 @@
-"""The command ``drivetrain completion``: prints completion for bash, zsh and fish, made from the table of commands and
-their parsers.
+"""The command ``drivetrain completion``: print completion scripts for bash, zsh and fish. They are generated from the
+commands' parsers.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def main(arguments: Sequence[str], prog: str = "drivetrain completion") -> int:
 def _words(
     path: str, parser: argparse.ArgumentParser, commands: Mapping[str, command.Command] | None = None
 ) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the path of a command (such as "checkpoint diff") and the words that may follow the path; then the same for
-    each of its subcommands.
+    """Yield the path of a command, such as "checkpoint diff", and the words that can follow the path. Then yield the
+    same for each subcommand of the command.
     """
     words: dict[str, str] = {}
     below: dict[str, argparse.ArgumentParser] = {}
@@ -73,7 +73,7 @@ def _help(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
 
 
 def _is_command(tree: Mapping[str, object], separator: str) -> str:
-    """Return a shell pattern that matches the path of each command."""
+    """Return a shell pattern that matches the paths of all commands."""
     return separator.join(f'"{path}"' if " " in path else f'" {path}"' for path in tree if path)
 
 

@@ -1,5 +1,5 @@
-"""The command ``drivetrain conformance``: check that your own part, such as a strategy or a logger, keeps the contract
-of its kind.
+"""The command ``drivetrain conformance``: check that a user's strategy, logger or other extension keeps the contract of
+its kind.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ with on_first_use:
     from drivetrain.testing import checks
 
 SCHEMA = 1
-"""The version of the JSON output. A new version means that a key has changed its meaning or was removed."""
+"""The version of the JSON output. The version increases when a key is removed or changes its meaning."""
 
 KINDS = ("accelerator", "strategy", "launcher", "cluster", "logger", "store", "precision", "loader")
 
 
 def main(arguments: Sequence[str], prog: str = "drivetrain conformance") -> int:
-    """Run the checks for a kind of part and print their results.
+    """Run the checks for a user's extension, such as a strategy, and print their results.
 
     Returns:
-        0 if all checks pass, 1 if one fails, 2 if the part could not be tried.
+        0 if all checks pass, 1 if a check fails, 2 if the extension could not be created.
     """
     given = parser(prog).parse_args(arguments)
 
     outcomes: list[checks.Outcome] = []
     error = None
-    sys.path.insert(0, os.getcwd())  # python -m puts the working directory there, too
+    sys.path.insert(0, os.getcwd())  # as ``python -m`` does
     with _printing_to_stderr() as out:
         try:
             part = checks.Part(given.kind, given.part, given.args, given.settings)
@@ -93,7 +93,9 @@ _mapping.__name__ = "JSON object"  # argparse names the type in its message
 
 @contextlib.contextmanager
 def _printing_to_stderr() -> Iterator[Any]:
-    """Context in which this process and its child processes print to stderr; yields the real standard output."""
+    """Context in which the standard output of this process and its children goes to stderr. Yields the real standard
+    output.
+    """
     sys.stdout.flush()
     real = os.dup(1)
     try:
@@ -119,8 +121,8 @@ def _json(given: argparse.Namespace, outcomes: list[checks.Outcome], counts: dic
 
 
 def badge(kind: str, counts: dict[str, int]) -> str:
-    """Return a line of Markdown that shows the result as a badge. The picture comes from shields.io, whenever a reader
-    opens the page.
+    """Return a line of Markdown that shows the result as a badge. The browser of a reader loads the picture from
+    shields.io.
     """
     passed, run = counts["ok"], counts["ok"] + counts["fails"]
     texts = f"drivetrain {drivetrain.__version__} {kind}", f"{passed} of {run} checks"

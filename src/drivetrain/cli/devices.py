@@ -1,4 +1,4 @@
-"""The command ``drivetrain devices``: the available accelerators, and why others cannot be used."""
+"""The command ``drivetrain devices``: list the accelerators on this machine, and why the others cannot be used."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ class Row:
     Attributes:
         name: the value for ``accelerator``.
         description: the accelerator's registered description.
-        available: whether it can be used on this machine.
-        reason: why it cannot be used, or the error that it raised; empty if it can be used.
-        devices: the number of its devices.
-        total_memory: bytes of each device; ``None`` if unknown.
-        auto_priority: the priority in ``accelerator="auto"``; ``None``: "auto" never chooses it.
+        available: whether the accelerator can be used on this machine.
+        reason: why the accelerator cannot be used, or "" if it can.
+        devices: the number of devices.
+        total_memory: the bytes of each device, or ``None`` if they are unknown.
+        auto_priority: the accelerator's priority for ``accelerator="auto"``. With ``None``, "auto" never chooses the
+            accelerator.
         also: the accelerator's other names.
     """
 
@@ -48,7 +49,7 @@ class Row:
 
     @property
     def state(self) -> str:
-        """Whether the accelerator is available, in a few words."""
+        """The accelerator's devices, or why it is not available, in a few words."""
         if not self.available:
             return f"no: {self.reason}"
         count = number_of(self.devices, "device")
@@ -99,7 +100,7 @@ def _registered() -> Iterator[Row]:
     for name in kinds.AcceleratorRegistry.available():
         try:
             entry = kinds.AcceleratorRegistry.entry(name)
-        except Exception as error:  # an accelerator whose package cannot be imported must not hide the others
+        except Exception as error:  # if one accelerator's package cannot be imported, the others must still be listed
             yield Row(name, reason=f"it cannot be imported: {_shown(error)}")
         else:
             yield _row(entry)
@@ -117,7 +118,7 @@ def _row(entry: Entry[Accelerator]) -> Row:
         devices = accelerator.get_parallel_devices(list(range(count)))
         row.total_memory = [accelerator.total_memory(device) for device in devices]
         row.available, row.devices = True, count
-    except Exception as error:  # one broken accelerator must not hide the others
+    except Exception as error:  # if one accelerator is broken, the others must still be listed
         row.reason = f"asking it raised {_shown(error)}"
     return row
 
@@ -127,7 +128,7 @@ def _shown(error: Exception) -> str:
 
 
 def _print(rows: Sequence[Row], absent: Sequence[str]) -> None:
-    # one line per accelerator, although a row exists for each of its names
+    # an accelerator with several names has several rows, but is printed in one line
     firsts = [row for row in rows if all(row.name < other for other in row.also)]
     table = [
         ("accelerator", "here", "what it is"),

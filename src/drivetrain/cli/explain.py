@@ -1,4 +1,4 @@
-"""The command ``drivetrain explain``: the cause, an example and the cure of a message that ends with a code.
+"""The command ``drivetrain explain``: print the cause, an example and the cure of a message that ends with a code.
 
 The texts are in messages.md beside this file, one entry per code. docs/make_errors.py generates docs/errors.md from
 messages.md.
@@ -17,11 +17,12 @@ from drivetrain.errors import closest
 
 FILE = Path(__file__).with_name("messages.md")
 NEW = "DT0000"
-"""The placeholder for the code of a new message and of its entry in :data:`FILE`, until docs/make_errors.py assigns a
-number."""
+"""The code of a new message and of its entry in :data:`FILE`. docs/make_errors.py replaces this code by a new
+number.
+"""
 
 PRELUDE = FILE.with_name("templates").joinpath("example.txt").read_text(encoding="utf-8")
-"""The lines with which each example begins."""
+"""The first lines of every example."""
 
 
 class Entry(NamedTuple):
@@ -39,7 +40,7 @@ class Entry(NamedTuple):
 
     @property
     def example(self) -> str:
-        """The code that leads to the message, after :data:`PRELUDE`; "" if a single process cannot cause the
+        """The code after :data:`PRELUDE` that causes the message, or "" if one process alone cannot cause the
         message.
         """
         lines = re.findall(r"^(?:    .*|)\n", self.body, re.MULTILINE)
@@ -63,7 +64,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain explain") -> int:
-    """Print the entry of a code, or a list of all; return 2 if there is no such code."""
+    """Print the entry of a code, or a list of all codes. Exit with code 2 if the code does not exist."""
     made = parser(prog)
     code: str | None = made.parse_args(arguments).code
     known = {entry.code: entry for entry in entries()}

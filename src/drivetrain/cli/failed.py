@@ -1,4 +1,4 @@
-"""Print why a command failed, as text and, if asked for, as JSON."""
+"""Print why a command failed, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 
 def failed(message: str, as_json: bool) -> int:
-    """Print ``message`` on stderr, and if JSON was asked for, print ``{"error": ...}`` on stdout. Return the exit code
+    """Print ``message`` on stderr. With ``as_json``, also print ``{"error": message}`` on stdout. Return the exit code
     2.
     """
     if as_json:

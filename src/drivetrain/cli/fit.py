@@ -1,5 +1,5 @@
-"""The commands ``drivetrain fit``, ``validate``, ``test`` and ``predict``: they run :class:`LightningCLI`, so that the
-user needs no program.
+"""The commands ``drivetrain fit``, ``validate``, ``test`` and ``predict``, which run :class:`LightningCLI` without a
+program of the user.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ ABOUT = {
 
 
 def parser(prog: str) -> argparse.ArgumentParser:
-    """Return the parser for the short help and for completion. LightningCLI parses the options of the user's
-    classes.
+    """Return the parser for the short help and for completion. The options of the user's classes are parsed by
+    LightningCLI.
     """
     name = prog.rpartition(" ")[2]
     made = argparse.ArgumentParser(
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str], prog: str) -> int:
     """Run the Trainer's method whose name is the last word of ``prog``.
 
     Returns:
-        0. Exceptions of the training are not caught; wrong usage ends in ``SystemExit(2)``.
+        0. Exceptions of the training are not caught. Wrong usage raises ``SystemExit(2)``.
     """
     name, short, words = prog.rpartition(" ")[2], parser(prog), list(arguments)
     if not words or words[0] in ("-h", "--help"):
@@ -91,7 +91,7 @@ def main(arguments: Sequence[str], prog: str) -> int:
             """Save the predictions beside the logs, because there is no program to which they could be returned."""
             found, folder = self.trainer.predict(**given), self.trainer.log_dir or self.trainer.default_root_dir
             if found and self.trainer.is_global_zero:
-                import torch  # imported here, because the command's help needs no torch
+                import torch  # not at the top of the file, because the command's help needs no torch
 
                 os.makedirs(folder, exist_ok=True)
                 torch.save(found, path := os.path.join(folder, "predictions.pt"))
@@ -101,7 +101,7 @@ def main(arguments: Sequence[str], prog: str) -> int:
         "parser_kwargs": {"prog": prog.rpartition(" ")[0]}, "save_config_callback": save_config.SaveBesideLog,
         "args": [name, *words],
     }  # fmt: skip
-    if {"-h", "--help"} & {*words}:  # the help shows the options of these classes, too
+    if {"-h", "--help"} & {*words}:  # the help also shows the options of the user's classes
         options.update(model_class=model, datamodule_class=data, args=[name, "--help"])
     OneCommand(**options)
     return 0
@@ -137,11 +137,11 @@ def _given(words: Sequence[str], option: str) -> list[str]:
 
 
 def _check(path: str, name: str) -> None:
-    """Check the form of a configuration, and the names of its options and of the Trainer's arguments.
+    """Check that a configuration file is YAML with known options and known arguments of the Trainer.
 
     Raises:
-        ConfigurationError: the form or a name is wrong. A file that cannot be read is not checked here, because the
-            parser will report it.
+        ConfigurationError: the file is not YAML, or a name is unknown. A missing file is not checked here, because the
+            parser reports it.
     """
     if not os.path.isfile(path):
         return
@@ -172,8 +172,8 @@ def _check(path: str, name: str) -> None:
 
 
 def _class(words: Sequence[str], option: str, kind: type) -> type | None:
-    """Return the class that ``option`` names; ``None`` if it gives no path of a class; LightningCLI then looks for a
-    bare name or reads a file.
+    """Return the class at the path after ``option``. Return ``None`` if ``option`` is missing, or if its value is a
+    bare name or a file, which LightningCLI handles.
 
     Raises:
         ConfigurationError: the class does not exist, or is not a subclass of ``kind``.

@@ -1,9 +1,9 @@
-"""Hyperparameters that a run of LightningCLI has saved: plain data that describes the model's arguments.
+"""Write and read the hyperparameters in checkpoints of LightningCLI: plain data that describes the model's arguments.
 
-An argument that is an object is described as on the command line, by its ``class_path`` and its ``init_args``. Two
-further keys are added: ``_class_path`` is the model's class, if the command line named it, and ``_instantiator`` marks
-descriptions that must be built. A file cannot choose what is run: a description may only name a class that the program
-has imported and that files may name (:mod:`drivetrain.checkpoints.references`).
+An object among the arguments is described as on the command line, by ``class_path`` and ``init_args``. There are two
+more keys: ``_class_path`` is the model's class if the command line named it, and ``_instantiator`` shows that
+LightningCLI has written the hyperparameters. A file cannot choose which code runs. A description may only name a class
+that the program has imported, and that :mod:`drivetrain.checkpoints.references` allows.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ with on_first_use:
 CLASS_PATH, INSTANTIATOR = "_class_path", "_instantiator"
 
 WRITTEN = "lightning.pytorch.cli.instantiate_module"
-"""The value of ``_instantiator``. Lightning writes the same value, so Lightning can also read drivetrain's files."""
+"""The value of ``_instantiator``. Lightning expects this value, and so can read drivetrain's files."""
 
 _KNOWN = frozenset({WRITTEN, "pytorch_lightning.cli.instantiate_module"})
 _MODULES_OF_THE_PARSER = frozenset({"jsonargparse", "yaml", "docstring_parser", "typeshed_client", "importlib"})
@@ -46,17 +46,17 @@ _MODULES_OF_THE_PARSER = frozenset({"jsonargparse", "yaml", "docstring_parser", 
 def hyperparameters(
     parser: ArgumentParser, config: Namespace, key: str, cls: type, links: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """Return the hyperparameters to save for an object that LightningCLI builds.
+    """Return the hyperparameters that checkpoints will contain for a model or data module that LightningCLI creates.
 
     Args:
         parser: the parser of the subcommand.
         config: the parsed configuration.
         key: the option of the object, "model" or "data".
-        cls: its class.
-        links: for each option that is linked to another object, the value from that object.
+        cls: the object's class.
+        links: the values of options that are linked to other objects.
 
-    Returns: ``None`` if the configuration contains objects that cannot be written to a file, or if ``config`` names
-    another class than ``cls``.
+    Returns: The hyperparameters. ``None`` if the configuration contains objects that cannot be written to a file, or if
+    ``config`` names another class than ``cls``.
     """
     try:
         values: dict[str, Any] = as_plain(parser, config).get(key) or {}
@@ -80,8 +80,8 @@ def hyperparameters(
 
 
 def with_hyperparameters(parser: ArgumentParser, config: Namespace, path: str, any_class: bool) -> Namespace:
-    """Return ``config`` with the model's hyperparameters from a checkpoint. The hyperparameters take
-    precedence, and the values of ``config`` that they replace are logged.
+    """Return ``config`` with the model's arguments replaced by the hyperparameters in a checkpoint. The names of the
+    replaced arguments are logged.
 
     Args:
         parser: the parser of the subcommand.
@@ -90,11 +90,11 @@ def with_hyperparameters(parser: ArgumentParser, config: Namespace, path: str, a
         any_class: whether the configuration names the model's class.
 
     Raises:
-        CheckpointError: the hyperparameters contain a name that a file may not use, or do not fit the model.
+        CheckpointError: the hyperparameters name a class that a file may not use, or do not fit the model.
     """
     try:
         values = dict(loading.hyperparameters_in(path))
-    except CheckpointError:  # the Trainer will read the file, or report why it cannot
+    except CheckpointError:  # the Trainer will read the file, too, and report the error
         return config
     values.pop(INSTANTIATOR, None)
     class_path = values.pop(CLASS_PATH, None)
@@ -134,15 +134,15 @@ def with_hyperparameters(parser: ArgumentParser, config: Namespace, path: str, a
 
 
 def class_and_arguments(cls: type, saved: dict[str, Any], given: Collection[str]) -> tuple[type, dict[str, Any]]:
-    """Return the class and the arguments in hyperparameters that LightningCLI has saved: see :func:`class_to_build` and
-    :func:`rebuilt`.
+    """Return the results of :func:`class_to_build` and :func:`rebuilt`: the class and the arguments in
+    hyperparameters.
     """
     found = class_to_build(cls, saved)
     return found, rebuilt(found, saved, given)
 
 
 def class_to_build(cls: type, saved: dict[str, Any]) -> type:
-    """Return the class in hyperparameters that LightningCLI has saved; remove ``_class_path`` and ``_instantiator``
+    """Return the class that the hyperparameters name, by default ``cls``. Remove ``_class_path`` and ``_instantiator``
     from ``saved``.
 
     Args:
@@ -150,7 +150,8 @@ def class_to_build(cls: type, saved: dict[str, Any]) -> type:
         saved: the hyperparameters in a checkpoint.
 
     Raises:
-        CheckpointError: the hyperparameters name a class that is not imported, or not a subclass of ``cls``.
+        CheckpointError: the hyperparameters name a class that the program has not imported, or that is no subclass of
+            ``cls``.
     """
     if (instantiator := saved.pop(INSTANTIATOR, None)) is None:
         return cls
@@ -171,15 +172,15 @@ def class_to_build(cls: type, saved: dict[str, Any]) -> type:
 
 
 def rebuilt(cls: type, saved: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
-    """Return the arguments of ``cls`` from hyperparameters that LightningCLI has saved; objects among them are built.
+    """Return the arguments of ``cls`` in hyperparameters. Objects that the hyperparameters describe are created.
 
     Args:
-        cls: the class that will be built.
+        cls: the class that will be called with the arguments.
         saved: the hyperparameters.
         given: the names of the arguments that the caller of ``load_from_checkpoint`` passes.
 
     Raises:
-        CheckpointError: the hyperparameters contain a name that is not allowed, or do not fit the class.
+        CheckpointError: the hyperparameters name a class that a file may not use, or do not fit ``cls``.
     """
     parser = parser_of(cls, given)
     options = options_below(parser, "module")
@@ -213,8 +214,8 @@ def as_plain(parser: ArgumentParser, config: Namespace) -> dict[str, Any]:
 
 
 def _differs(value: Any, default: Any) -> bool:
-    """Return whether a value in a file differs from the default. The default needs no check of its names, because the
-    program's own code contains it.
+    """Return whether a value in a file differs from the default. Names in a default are not checked, because they come
+    from the program and not from the file.
     """
     return type(value) is not type(default) or not isinstance(value, (str, dict)) or value != default
 
@@ -223,7 +224,7 @@ def check_names(value: Any) -> None:
     """Check that hyperparameters name no class or function that a file may not use.
 
     Raises:
-        CheckpointError: they name one.
+        CheckpointError: the hyperparameters name such a class or function.
     """
     for path, must_be_class in _names(value):
         if must_be_class and not isinstance(_imported(path), type):
@@ -240,7 +241,7 @@ def check_names(value: Any) -> None:
 
 
 def _names(value: Any) -> Iterator[tuple[str, bool]]:
-    """Yield each text in ``value`` that the parser may take for the name of a class or a function, and whether it must
+    """Yield each text in ``value`` that the parser could read as the name of a class or a function, and whether it must
     be a class.
     """
     if isinstance(value, Mapping):
@@ -257,7 +258,7 @@ def _names(value: Any) -> Iterator[tuple[str, bool]]:
 
 
 def _found(path: str) -> Any:
-    """Return the object at this path in imported modules; ``None`` if there is none. Nothing is imported."""
+    """Return the object at this path in the imported modules, or ``None``. Nothing is imported."""
     module, _, name = path.rpartition(".")
     holder: Any = sys.modules.get(module)
     if holder is None and module:  # a nested class
@@ -265,14 +266,14 @@ def _found(path: str) -> Any:
     if holder is None or (holder is not sys.modules.get(module) and not isinstance(holder, type)):
         return None
     own = vars(holder)
-    # drivetrain's lazy names
+    # drivetrain's modules import some names when they are first used
     if name not in own and (module.partition(".")[0] == "drivetrain" or "_compat_path" in own):
         return getattr(holder, name, None)
     return own.get(name)
 
 
 def _imported(path: Any) -> Any:
-    """Return the class or function at ``path``; ``None`` if a file may not use it, or it does not exist."""
+    """Return the class or function at ``path``. Return ``None`` if it does not exist, or if a file may not use it."""
     found = _found(path) if isinstance(path, str) else None
     if isinstance(found, type) and issubclass(found, (nn.Module, Optimizer, LRScheduler)):
         return found
@@ -282,8 +283,8 @@ def _imported(path: Any) -> Any:
 
 
 def options_below(parser: ArgumentParser, key: str) -> set[str]:
-    """Return the names of the options below ``key``; the options for the fields of a dataclass argument contain a
-    dot.
+    """Return the names of the options below ``key``. Each field of a dataclass argument is an option, whose name
+    contains a dot.
     """
     names = (action.dest.removeprefix(f"{key}.") for action in parser._actions)
     # jsonargparse adds an option `.help` for each argument that is an object
@@ -291,13 +292,13 @@ def options_below(parser: ArgumentParser, key: str) -> set[str]:
 
 
 def _of_class(class_path: str, values: Mapping[str, Any], is_described: bool) -> dict[str, Any]:
-    """Return the description of a model by its class.
+    """Return the description of a model, with ``class_path`` and ``init_args``.
 
     Args:
         class_path: the class.
         values: the hyperparameters.
-        is_described: whether LightningCLI has saved the values, so that each is an argument of the class; if not,
-            values that are no arguments are left out.
+        is_described: whether LightningCLI has saved the values. If not, the values that are no arguments of the class
+            are left out.
     """
     cls = _found(class_path)
     if not isinstance(cls, type):  # a function that returns the model
@@ -311,9 +312,9 @@ def _of_class(class_path: str, values: Mapping[str, Any], is_described: bool) ->
 
 
 def _check_groups(options: Collection[str], values: Mapping[str, Any]) -> None:
-    """Check that the value of each dataclass argument is a dictionary of its fields, because each field is an option.
+    """Check that the value of each dataclass argument is a dictionary of the dataclass's fields.
 
-    The parser would accept any value for such an argument, and fail only when it builds the object.
+    The parser would accept any value, and fail only when it creates the object.
     """
     for name, value in values.items():
         if not isinstance(value, Mapping) and any(option.startswith(f"{name}.") for option in options):
@@ -322,7 +323,7 @@ def _check_groups(options: Collection[str], values: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _raising(parser: ArgumentParser) -> Iterator[None]:
-    """Context in which ``parser`` raises its errors instead of ending the program."""
+    """Context in which ``parser`` raises an exception after an error instead of ending the program."""
     exits, parser.exit_on_error = parser.exit_on_error, False
     try:
         yield
@@ -332,7 +333,7 @@ def _raising(parser: ArgumentParser) -> Iterator[None]:
 
 @contextmanager
 def _nothing_imported() -> Iterator[None]:
-    """Context in which this thread cannot import modules, except those that the parser itself needs. So text in a file
+    """Context in which this thread can only import the modules that the parser itself needs. Text in a file therefore
     cannot cause an import.
     """
     thread = threading.get_ident()

@@ -1,4 +1,4 @@
-"""Suggestions in a command line's error messages: the option that was probably meant."""
+"""Add suggestions to the error messages of command lines: the option that the user probably meant."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from drivetrain.strategies import Strategy
 _NAMEABLE = (
     LightningModule, LightningDataModule, Callback, Logger, Strategy, Accelerator, Optimizer, LRScheduler,
 )  # fmt: skip
-"""The base classes whose subclasses a configuration may call by their bare names."""
+"""The base classes of the classes that a configuration can name without their module."""
 
 _CHOICE = re.compile(r"invalid choice: '(\S+?)'")
 _CLASS_NAME = re.compile(r"Expected a dot import path string: (\w+)\s")
@@ -34,11 +34,11 @@ _MEANT_BY = {
     "validate": ("eval", "evaluate", "val", "valid"),
     "predict": ("infer", "inference"),
 }
-"""For each subcommand, words that users may write in its place although the spelling is not similar."""
+"""For each subcommand, words that users write in its place although the spelling differs."""
 
 
 def with_hint(message: str, parser: argparse.ArgumentParser) -> str:
-    """Return the ``message`` of ``parser`` with a suggestion, if there is one."""
+    """Return the ``message`` of ``parser``, followed by suggestions."""
     hints = list(dict.fromkeys(_hints(message, parser)))
     return "\n".join([message, *hints])
 
@@ -77,8 +77,8 @@ def _first_the_subcommand(name: str, option: str) -> str:
 
 
 def _for_option(name: str, known: set[str], dashes: str) -> Iterator[str]:
-    """Yield suggestions for an option. Compare the option only with options of its own group, so that a common prefix
-    such as "trainer." does not make two options similar.
+    """Yield suggestions for an option. Only options of the same group are compared, because a common prefix such as
+    "trainer." would make any two options similar.
     """
     parent, dot, leaf = name.rpartition(".")
     sisters = {option.rpartition(".")[2] for option in known if option.rpartition(".")[0] == parent}
@@ -91,7 +91,7 @@ def _for_option(name: str, known: set[str], dashes: str) -> Iterator[str]:
         yield f"Did you mean {' or '.join(dashes + option for option in owned)}?"  # --max_epochs, --lr
     elif parent == "trainer":
         try:
-            complete({leaf: "..."}, {})  # raises with a hint if an earlier version's Trainer had this argument
+            complete({leaf: "..."}, {})  # the error has a hint if the Trainer once had this argument
         except UnknownArgumentError as error:
             yield str(error)
 

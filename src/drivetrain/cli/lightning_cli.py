@@ -1,4 +1,4 @@
-"""LightningCLI: a command line and configuration files built from a program's classes."""
+"""LightningCLI: a command line and configuration files whose options are the arguments of a program's classes."""
 
 from __future__ import annotations
 
@@ -38,43 +38,46 @@ _METHOD_HELP = {
 class LightningCLI:
     """A program's command line: ``LightningCLI(Net, Data)`` adds the subcommands fit, validate, test and predict.
 
-    ``python train.py fit --trainer.max_epochs=3 --model.width=64 --config base.yaml``: every argument of the Trainer,
-    the model and the data module is an option; ``--config`` may be repeated, and later values take precedence. The
-    run's configuration is written to its folder.
+    Every argument of the Trainer, the model and the data module is an option: ``python train.py fit
+    --trainer.max_epochs=3 --model.width=64 --config base.yaml``. ``--config`` may be repeated, and later values take
+    precedence. The complete configuration is written to the run's folder.
 
     Override :meth:`add_arguments_to_parser` to add or link options. To run code before or after a subcommand, define
     methods such as ``before_fit`` and ``after_fit``. If a subclass defines ``fit(self, model, **kwargs)``, the
     subcommand calls this method instead of the Trainer's.
 
     Args:
-        model_class: the model, or a function that returns it; ``None``: any class, set by ``--model``.
-        datamodule_class: the data module, as a class or a function; ``None``: any class, set by ``--data``, or none.
-        save_config_callback: the callback that saves the configuration; ``None``: it is not saved.
+        model_class: the model's class, or a function that returns the model. With ``None``, ``--model`` names a class.
+        datamodule_class: the data module's class, or a function that returns it. With ``None``, ``--data`` can name a
+            class.
+        save_config_callback: the callback that saves the configuration, or ``None`` to not save it.
         save_config_kwargs: arguments of that callback, such as ``{"overwrite": True}``.
-        trainer_class: the Trainer, a subclass, or a function that returns one.
-        trainer_defaults: other defaults for the Trainer's arguments. Objects among these defaults are not written to
-            the saved configuration; callbacks among them are always added.
-        seed_everything_default: False: do not seed; True: seed as ``seed_everything()`` does; an int: this seed.
-            ``--seed_everything`` overrides it.
-        parser_kwargs: arguments of the parser; under the name of a subcommand, a dictionary of arguments of that
+        trainer_class: the Trainer's class, a subclass, or a function that returns a Trainer.
+        trainer_defaults: new defaults for the Trainer's arguments. Objects among these defaults are not in the saved
+            configuration. The Trainer gets the callbacks among these objects even if the command line names other
+            callbacks.
+        seed_everything_default: the default of ``--seed_everything``: a seed, True to call ``seed_everything()``, or
+            False.
+        parser_kwargs: arguments of the parser. Under the name of a subcommand: a dictionary with the arguments of the
             subcommand's parser.
         parser_class: the parser, a subclass of :class:`LightningArgumentParser`.
-        subclass_mode_model, subclass_mode_data: accept any subclass of the given class.
-        args: the arguments to parse instead of ``sys.argv``: words, or the options as a dictionary or namespace.
-        run: False: no subcommands; the objects are created, and the program runs them.
-        auto_configure_optimizers: offer ``--optimizer`` and ``--lr_scheduler``.
-        load_from_checkpoint_support: ``save_hyperparameters`` of the model and of the data module saves the
-            configuration's values, so that ``load_from_checkpoint`` builds objects among their arguments again.
+        subclass_mode_model, subclass_mode_data: whether the command line can name a subclass of the given class.
+        args: parsed instead of ``sys.argv``: a list of words, or a dictionary or namespace of options.
+        run: whether there are subcommands. Without subcommands, the objects are only created, and the program calls the
+            Trainer.
+        auto_configure_optimizers: whether there are the options ``--optimizer`` and ``--lr_scheduler``.
+        load_from_checkpoint_support: whether ``save_hyperparameters`` of the model and of the data module saves the
+            configuration. ``load_from_checkpoint`` can then create objects that are arguments.
 
     Attributes:
         parser: the parser of the complete command line.
-        subcommand: the name of the running subcommand; ``None`` with ``run=False``.
+        subcommand: the name of the running subcommand, or ``None`` with ``run=False``.
         config: the parsed configuration.
-        config_init: the parsed configuration with its objects created.
+        config_init: the configuration, in which created objects have replaced their descriptions.
         model, datamodule, trainer: the objects.
 
     Raises:
-        SystemExit: with code 2 if the command line is wrong, with 0 after ``--help`` and ``--print_config``.
+        SystemExit: the command line is wrong (code 2), or has ``--help`` or ``--print_config`` (code 0).
         ConfigurationError: the program's own code is wrong, or the Trainer refuses a value.
     """
 
@@ -146,18 +149,20 @@ class LightningCLI:
     # ---- to override ---------------------------------------------------------------------------------------------
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add options, link them, or set defaults; called for the parser of each subcommand."""
+        """Override this method to add options, to link options or to set defaults. Called for the parser of each
+        subcommand.
+        """
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        """Return the Trainer's methods that become subcommands, and for each the arguments that do not become
+        """Return the names of the Trainer's methods that become subcommands, each with the arguments that do not become
         options.
         """
         fit = {"model", "train_dataloaders", "val_dataloaders", "datamodule"}
         return {"fit": fit} | {name: {"model", "dataloaders", "datamodule"} for name in ("validate", "test", "predict")}
 
     def before_instantiate_classes(self) -> None:
-        """Called after parsing, before any object is created: ``self.config`` may still be changed."""
+        """Called after parsing, before any object is created. This method may change ``self.config``."""
 
     def instantiate_classes(self) -> None:
         """Create the model, the data module and the Trainer."""
@@ -201,13 +206,13 @@ class LightningCLI:
 
     @staticmethod
     def configure_optimizers(lightning_module: LightningModule, optimizer: Optimizer, lr_scheduler: Any = None) -> Any:
-        """Replaces the model's ``configure_optimizers`` if ``--optimizer`` is given; return what that method would
-        return.
+        """Called in place of the model's ``configure_optimizers`` if ``--optimizer`` is given. Return a value that the
+        Trainer accepts from ``configure_optimizers``.
 
         Args:
             lightning_module: the model.
-            optimizer: the optimizer of ``--optimizer``, with all parameters of the model.
-            lr_scheduler: the scheduler of ``--lr_scheduler``, if given.
+            optimizer: the optimizer that ``--optimizer`` describes, with all parameters of the model.
+            lr_scheduler: the scheduler that ``--lr_scheduler`` describes, if this option is given.
         """
         if lr_scheduler is None:
             return optimizer
@@ -218,7 +223,7 @@ class LightningCLI:
     # ---- parsers -------------------------------------------------------------------------------------------------
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
-        """Return a new parser with the option ``--config``; ``kwargs`` are arguments of the parser's class."""
+        """Create a parser with the arguments ``kwargs`` and add the option ``--config``."""
         parser = self.parser_class(**kwargs)
         parser.add_argument("-c", "--config", action="config", help="a YAML file with options; what follows it wins")
         return parser
@@ -229,9 +234,9 @@ class LightningCLI:
         """Create ``self.parser``, with all options.
 
         Args:
-            add_subcommands: whether there are subcommands, each with its own parser.
+            add_subcommands: whether to add the subcommands, each with a parser.
             main_kwargs: arguments of the parser.
-            subparser_kwargs: arguments of the subcommands' parsers, by their names.
+            subparser_kwargs: for each subcommand, the arguments of its parser.
         """
         self.parser = self.init_parser(**main_kwargs)
         if not add_subcommands:
@@ -268,8 +273,8 @@ class LightningCLI:
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the arguments of the Trainer, of the model and of the data module as options."""
         options = parser.add_lightning_class_args(self.trainer_class, "trainer")
-        # The parser passes every argument to the Trainer explicitly. So the Trainer would not read the environment, and
-        # the values from there become the parser's defaults.
+        # The Trainer reads environment variables only for arguments that it does not get, and the parser passes all
+        # arguments. The values in the environment therefore become the parser's defaults.
         found = {name: value for name, value in self._environment.items() if f"trainer.{name}" in options}
         parser.set_trainer_defaults({**found, **self.trainer_defaults})
         parser.add_lightning_class_args(self.model_class, "model", self.subclass_mode_model)
@@ -277,20 +282,20 @@ class LightningCLI:
 
     @staticmethod
     def link_optimizers_and_lr_schedulers(parser: LightningArgumentParser) -> None:
-        """Link the optimizers and schedulers to their options."""
+        """Link each optimizer and scheduler to the option in its ``link_to``."""
         parser.link_described()
 
     def parse_arguments(
         self, parser: LightningArgumentParser, args: list[str] | tuple[str, ...] | dict[str, Any] | Namespace | None
     ) -> None:
-        """Parse ``args``, or the command line for ``None``, and store the result in ``self.config``."""
+        """Parse ``args``, by default ``sys.argv``, and store the result in ``self.config``."""
         if args is None or isinstance(args, (list, tuple)):
             self.config = parser.parse_args(args)
         else:
             self.config = parser.parse_object(args)
 
     def _fill(self, parser: LightningArgumentParser) -> None:
-        """Add all options to ``parser``, except those of a Trainer's method."""
+        """Add all options to ``parser``, except the arguments of the Trainer's method (such as ``ckpt_path``)."""
         self.add_default_arguments_to_parser(parser)
         self.add_core_arguments_to_parser(parser)
         self.add_arguments_to_parser(parser)
@@ -310,7 +315,7 @@ class LightningCLI:
 
     @functools.cached_property
     def config_dump(self) -> dict[str, Any]:
-        """The subcommand's part of ``self.config`` as plain data, independent of later changes."""
+        """The subcommand's part of ``self.config`` as plain data, converted at the first access."""
         return as_plain(self._parser(self.subcommand), self._own(self.config))
 
     def _own(self, config: Namespace) -> Namespace:
@@ -318,12 +323,12 @@ class LightningCLI:
         return config if self.subcommand is None else config[self.subcommand]
 
     def _parser(self, subcommand: str | None) -> LightningArgumentParser:
-        """Return the parser of a subcommand; programs call it by this private name of Lightning's."""
+        """Return the parser of a subcommand. Programs written for Lightning call this private method."""
         return self.parser if subcommand is None else self._subparsers[subcommand]
 
     def _get(self, config: Namespace, key: str, default: Any = None) -> Any:
-        """Return the value under ``key`` in the subcommand's part of ``config``; programs call it by this private name
-        of Lightning's.
+        """Return the value of ``key`` in the subcommand's part of ``config``. Programs written for Lightning call this
+        private method.
         """
         return config.get(str(self.subcommand), config).get(key, default)
 
@@ -335,8 +340,8 @@ class LightningCLI:
             config["seed_everything"] = seed_everything(None if seed is True else seed, workers=True)
 
     def _give_optimizers(self) -> None:
-        """Replace the model's ``configure_optimizers`` by a function that creates what ``--optimizer`` and
-        ``--lr_scheduler`` name.
+        """Replace the model's ``configure_optimizers`` by a function that creates the optimizer and the scheduler of
+        the command line.
         """
         parser, config = self._parser(self.subcommand), self._own(self.config_init)
         optimizer = self._recipe(parser.optimizers, config, "optimizer")
@@ -370,7 +375,7 @@ class LightningCLI:
         return Recipe(added[given[0]][0], config[given[0]]) if given else None
 
     def _take_hyperparameters(self) -> None:
-        """Configure the model with the hyperparameters in the checkpoint at ``--ckpt_path``."""
+        """Replace the model's part of ``self.config`` by the hyperparameters in the checkpoint at ``--ckpt_path``."""
         path = None if self.subcommand is None else self._own(self.config).get("ckpt_path")
         # words such as "best" and "last" are resolved later, by the Trainer
         if path is not None and os.path.isfile(path):
@@ -380,7 +385,7 @@ class LightningCLI:
             self.config[str(self.subcommand)] = taken
 
     def _instantiators(self) -> list[tuple[Callable[..., Any], type, bool]]:
-        """Return, for the parser, functions with which it creates the model and the data module."""
+        """Return the functions with which the parser creates the model and the data module."""
         if not self.load_from_checkpoint_support:
             return []
         kinds = (
@@ -410,7 +415,9 @@ class LightningCLI:
 def _make(
     cli: LightningCLI, key: str, cls: type, *args: Any, applied_instantiation_links: Mapping[str, Any], **kwargs: Any
 ) -> Any:
-    """Return an object of ``cls``, whose hyperparameters are the configuration under ``key``."""
+    """Return an object of ``cls``. If the object calls ``save_hyperparameters``, the configuration under ``key`` is
+    saved.
+    """
     values = hyperparameters(cli._parser(cli.subcommand), cli._own(cli.config), key, cls, applied_instantiation_links)
     if values is None:
         return cls(*args, **kwargs)

@@ -13,7 +13,7 @@ _FILES = {
     "README.md": "readme", "config.yaml": "config", "pyproject.toml": "pyproject", "tests/test_training.py": "tests",
     "$name/model.py": "model", "$name/data.py": "data",
 }  # fmt: skip
-"""For each file of a new project, the template in ``project/`` from which the file is made."""
+"""The files of a new project. The values are the names of their templates in ``project/``."""
 
 
 def parser(prog: str) -> argparse.ArgumentParser:
@@ -26,7 +26,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str], prog: str = "drivetrain new") -> int:
-    """Write the project; wrong usage ends in ``SystemExit(2)``."""
+    """Write the project. Wrong usage raises ``SystemExit(2)``."""
     made = parser(prog)
     folder = Path(made.parse_args(arguments).folder)
     name = folder.resolve().name
@@ -48,5 +48,5 @@ def main(arguments: Sequence[str], prog: str = "drivetrain new") -> int:
 
 
 def _taken() -> set[str]:
-    """Return names that a project may not have, because its package would hide the module or package of this name."""
+    """Return the names that a project must not have, because its package would hide another package."""
     return {*sys.stdlib_module_names, "drivetrain", "torch", "numpy", "tests"}

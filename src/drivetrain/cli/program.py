@@ -1,4 +1,4 @@
-"""Run a program as ``python program.py`` and ``python -m program`` do; shared by the commands that run programs."""
+"""Run a program as ``python program.py`` and ``python -m program`` do, for all commands that run a program."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from typing import Any
 def program_parser(
     prog: str, description: str, options: str = "[OPTION ...]", epilog: str | None = None
 ) -> argparse.ArgumentParser:  # fmt: skip
-    """Return a parser without options; add the command's own, then call :func:`add_program_arguments`."""
+    """Return a parser without options. Add the command's options, then call :func:`add_program_arguments`."""
     usage = f"%(prog)s {options} PROGRAM [ARGUMENT ...]\n       %(prog)s {options} -m MODULE [ARGUMENT ...]"
     return argparse.ArgumentParser(prog, usage, description, epilog, allow_abbrev=False)
 
 
 def add_program_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add a program and its arguments to ``parser``, after its own options."""
+    """Let ``parser`` accept a program and the program's arguments after the command's options."""
     parser.add_argument("-m", dest="is_module", action="store_true", help="PROGRAM is a module's name")
     parser.add_argument("program", metavar="PROGRAM", help="a file, or a folder or an archive with a __main__.py")
     words = parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="passed to the program")
-    words.required = False  # otherwise some versions of Python also report ARGUMENT as missing, if PROGRAM is missing
+    words.required = False  # if PROGRAM is missing, some Pythons would report ARGUMENT, too
 
 
 def parse_program(prog: str) -> argparse.Namespace:
-    """Parse the command line of a process that a command starts for a program: the program and its arguments."""
+    """Parse the command line of a child process that runs a program: the program and its arguments."""
     parser = argparse.ArgumentParser(prog)
     add_program_arguments(parser)
     return parser.parse_args()
@@ -45,10 +45,11 @@ def positive(text: str) -> int:
 
 
 def command_of(given: argparse.Namespace, parser: argparse.ArgumentParser, in_copy: bool = False) -> list[str]:
-    """Return the words after ``python`` that start the parsed program.
+    """Return the arguments of ``python`` that run the parsed program.
 
-    A file that does not exist is wrong usage; with ``in_copy``, it may be in a copy of the working directory. If an
-    option of the command stands after the program, it is passed to the program, with a warning on stderr.
+    Without ``in_copy``, the command fails if the file does not exist. With ``in_copy``, the file may be in a copy of
+    the working directory. If the user wrote an option of the command after the program, the program gets the option,
+    and a warning is printed.
     """
     own = {option for action in parser._actions for option in action.option_strings if option.startswith("--")}
     for word in (each.partition("=")[0] for each in given.arguments):
@@ -66,22 +67,21 @@ def command_of(given: argparse.Namespace, parser: argparse.ArgumentParser, in_co
 
 
 def say(line: str) -> None:
-    """Print a line of progress on stderr, so that it does not mix with the result."""
+    """Print a line of progress on stderr, because the result is printed on stdout."""
     print(line, file=sys.stderr, flush=True)
 
 
 def words_to_call(module: str, first: str = "") -> list[str]:
-    """Return the words after ``python`` that start a process which calls ``main`` of a module.
+    """Return the arguments of ``python`` that call ``main`` of a module.
 
-    ``python -m`` is not used, because a file such as csv.py in the working directory would then be imported in place of
-    Python's module.
+    ``python -m`` would import a file such as csv.py in the working directory instead of Python's module.
 
     Args:
         module: the module.
         first: a statement that runs before ``module`` is imported.
     """
-    # sys.path[0] may be "", the working directory, from which main's module must not be imported. This entry is
-    # replaced and not removed, because the program's folder takes this place later.
+    # sys.path[0] may be "", the working directory, from which main's module must not be imported. The entry is not
+    # removed, because the program's folder replaces it later.
     begin = "import gc, sys; sys.path[0] = sys.path[0] or sys.executable"
     return ["-c", "; ".join(filter(None, (begin, first, f"from {module} import main", "sys.exit(main())")))]
 
@@ -90,7 +90,8 @@ def run_program(given: argparse.Namespace, prog: str) -> int:
     """Run the program that :func:`add_program_arguments` has parsed from the command line of ``prog``.
 
     Returns:
-        0, or 2 if the file does not exist. Exceptions of the program, including ``SystemExit``, are not caught.
+        0, or 2 if the program's file does not exist. Exceptions of the program, including ``SystemExit``, are not
+        caught.
     """
     if given.is_module:
         run_module(given.program, given.arguments)
@@ -105,7 +106,7 @@ def run_program(given: argparse.Namespace, prog: str) -> int:
 def run_file(path: str, arguments: Sequence[str]) -> None:
     """Run the file, folder or archive at ``path`` as ``__main__``."""
     sys.argv = [path, *arguments]
-    full = os.path.join(os.getcwd(), path)  # the path is not normalised, as in Python
+    full = os.path.join(os.getcwd(), path)  # Python does not normalise this path either
     if os.path.isdir(path) or pkgutil.get_importer(path) is not None:
         _put_first_on_path(full, always=True)
         _run(lambda main: runpy._run_module_as_main("__main__", False))  # type: ignore[attr-defined]
@@ -115,15 +116,15 @@ def run_file(path: str, arguments: Sequence[str]) -> None:
 
 
 def run_module(name: str, arguments: Sequence[str]) -> None:
-    """Run the module, or the package's ``__main__``, called ``name``, as ``__main__``."""
+    """Run the module ``name`` as ``__main__``. Of a package, run the module ``__main__``."""
     sys.argv = ["-m", *arguments]  # as ``python -m`` does; runpy then replaces "-m" by the module's file
     _put_first_on_path(os.getcwd())
     _run(lambda main: runpy._run_module_as_main(name))  # type: ignore[attr-defined]
 
 
 def _put_first_on_path(folder: str, always: bool = False) -> None:
-    """Put ``folder`` first on ``sys.path``, in place of the entry that Python put there. With -P or -I Python puts none
-    there; then insert ``folder`` only if ``always``.
+    """Replace the first entry of ``sys.path``, which Python has added, by ``folder``. With -P and -I Python adds no
+    entry, and ``folder`` is inserted only if ``always``.
     """
     if not getattr(sys.flags, "safe_path", False) and not sys.flags.isolated:
         sys.path[0] = folder
@@ -135,7 +136,7 @@ def _run_code(main: ModuleType, path: str) -> None:
     if path.endswith(".pyc"):
         loader: Any = SourcelessFileLoader("__main__", path)
         code = loader.get_code("__main__")
-    else:  # compiled here: the import system would write a __pycache__ beside the program
+    else:  # not loader.get_code, which would write a __pycache__ beside the program
         loader = SourceFileLoader("__main__", path)
         code = compile(loader.get_data(path), path, "exec", dont_inherit=True)
     vars(main).update(__file__=path, __loader__=loader, __cached__=None)
@@ -143,10 +144,9 @@ def _run_code(main: ModuleType, path: str) -> None:
 
 
 def _run(start: Callable[[ModuleType], object]) -> None:
-    """Call ``start`` with a new ``__main__``, which stays until the end of the process, as Python's own does.
+    """Call ``start`` with a new module ``__main__``, which exists until the process ends.
 
-    Exceptions are not caught, so that Python handles them as usual; only drivetrain's own frames are removed from the
-    traceback.
+    Python handles exceptions as usual. Only drivetrain's frames are removed from the traceback.
     """
     main = sys.modules["__main__"] = ModuleType("__main__")
     vars(main)["__builtins__"] = builtins
@@ -164,8 +164,8 @@ def _run(start: Callable[[ModuleType], object]) -> None:
 
 
 def _of_program(traceback: TracebackType | None) -> TracebackType | None:
-    """Return the part of ``traceback`` that lies in the program, below this module's frames; ``None`` if the program
-    could not be compiled.
+    """Return the program's frames in ``traceback``, which come after this module's frames. Return ``None`` if the
+    program could not be compiled.
     """
     while traceback is not None and not _is_ours(traceback):
         traceback = traceback.tb_next

@@ -1,4 +1,6 @@
-"""The command ``drivetrain recipe``: the file with which a program is submitted to a cluster, and its Dockerfile."""
+"""The command ``drivetrain recipe``: print the file that submits a program to a cluster, or a Dockerfile for the
+program.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +25,16 @@ _FOLDER = re.compile(r"/[^\s:,\"'$`\\#\x00-\x1f]+")  # no colon, because dstack'
 _WORD = re.compile(r"\w[\w./:@-]*")
 _GPU = re.compile(r"\w[\w.-]*")  # the part before the colon of a GPU in SkyPilot's files, such as "H100:8"
 _TIME = re.compile(r"\d+(-\d+)?(:\d+){0,2}")
-_METADATA = Later("importlib.metadata")  # slow to import, and no help of a command needs it
+_METADATA = Later("importlib.metadata")  # slow to import, and not needed for the help
 _APP = "/app"  # the program's folder in an image
 _RESTARTS = 10
 _LONGEST_SIGNAL_S = 65_535  # SLURM can send a signal at most this many seconds before a job's end
-_STOP_TIMEOUT_S = 600  # a copy of the Trainer's default, because importing the Trainer would take seconds
+_STOP_TIMEOUT_S = 600  # the Trainer's default, repeated here because importing the Trainer takes seconds
 
 _CLUSTERS = ("slurm", "trainjob", "ray", "sky", "dstack", "k8s", "docker")
-"""The kinds of clusters; each has a file in ``templates/``. k8s.txt sets shareProcessNamespace, so that Python is not
-process 1: as process 1 it would ignore SIGTERM until its fit begins."""
+"""The kinds of clusters, each with a file in ``templates/``. k8s.txt sets shareProcessNamespace, because Python would
+otherwise be process 1, which ignores SIGTERM until the Trainer handles it.
+"""
 
 
 def parser(prog: str) -> argparse.ArgumentParser:
@@ -79,7 +82,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str], prog: str = "drivetrain recipe") -> int:
-    """Print the file for a cluster; wrong usage ends in ``SystemExit(2)``."""
+    """Print the file for a cluster. Wrong usage raises ``SystemExit(2)``."""
     arguments, own = _split(list(arguments))
     made = parser(prog)
     given, unknown = made.parse_known_args(arguments)
@@ -99,7 +102,7 @@ def main(arguments: Sequence[str], prog: str = "drivetrain recipe") -> int:
 
 
 def _problem(given: argparse.Namespace) -> str:
-    """Return why the file would not work on the cluster; "" if there is no known reason."""
+    """Return why the options would not work on the cluster, or "" if they work."""
     if given.cluster == "slurm" and not given.stop_timeout < (_seconds(given.time) or math.inf):
         return f"SLURM would ask the job to stop when it starts: --time={given.time} is no more than --stop-timeout."
     if given.cluster == "slurm" and given.stop_timeout > _LONGEST_SIGNAL_S:
@@ -112,7 +115,7 @@ def _problem(given: argparse.Namespace) -> str:
 
 
 def _seconds(time: str) -> int:
-    """Return the seconds of a time limit in one of SLURM's forms; 0 is no limit."""
+    """Return the seconds of a time limit in one of SLURM's formats. 0 means no limit."""
     days, _, rest = time.rpartition("-")
     parts = rest.split(":")
     units = (3600, 60, 1) if days or len(parts) == 3 else (60, 1)
@@ -120,7 +123,7 @@ def _seconds(time: str) -> int:
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
-    """Return the words before the first ``--``, and those after it."""
+    """Return the words before the first ``--``, and the words after it."""
     where = words.index("--") if "--" in words else len(words)
     return words[:where], words[where + 1 :]
 
@@ -155,14 +158,14 @@ def _command(given: argparse.Namespace, program: Sequence[str]) -> str:
 
 
 def _literal(word: str) -> str:
-    """Return a word of a container's command as YAML, with each $ doubled, because Kubernetes would replace
+    """Return a word of a container's command as YAML. Each $ is doubled, because Kubernetes would replace
     ``$(NAME)``.
     """
     return scalar(word.replace("$", "$$"))
 
 
 def _limit(given: argparse.Namespace) -> str:
-    """Return the number of devices of a machine in the form that the cluster's file needs."""
+    """Return the line of the cluster's file that sets the number of devices per machine."""
     count = given.devices
     by_cluster = {
         "docker": (f"--cpus={count}", f"--gpus={count}"),

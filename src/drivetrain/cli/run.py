@@ -1,4 +1,4 @@
-"""The command ``drivetrain run``: runs a program with its own loop on the hardware chosen on the command line."""
+"""The command ``drivetrain run``: run a program that uses an Engine, on the hardware that the command line names."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ _OPTIONS: dict[str, tuple[str, type, str]] = {
     "devices": (f"{COMMAND_LINE_PREFIX}DEVICES", str, "their number, their indices such as 0,1, or auto"),
     "num_nodes": (f"{COMMAND_LINE_PREFIX}NUM_NODES", int, "the number of machines"),
     "precision": (f"{COMMAND_LINE_PREFIX}PRECISION", str, "the numeric precision, such as bf16-mixed"),
-    # with these options several machines find each other
+    # through these options the processes of several machines connect to each other
     "node_rank": ("NODE_RANK", int, "the index of this machine, from 0"),
     "main_address": ("MASTER_ADDR", str, "the address of the first machine"),
     "main_port": ("MASTER_PORT", int, "the port of the first machine"),
 }
-"""For each option, the environment variable into which the command writes the value, the type, and a line of help."""
+"""For each option, the environment variable to which the command writes the value, the value's type, and a line of
+help.
+"""
 
 
 def parser(prog: str) -> argparse.ArgumentParser:
@@ -36,7 +38,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain run") -> int:
-    """Export the options in ``arguments``, and run the program that they name.
+    """Write the options to environment variables, and run the program.
 
     Args:
         arguments: the words after the command's name; ``None``: ``sys.argv[1:]``.

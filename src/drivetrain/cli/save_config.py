@@ -1,4 +1,4 @@
-"""Save the configuration of a run beside its results."""
+"""Callbacks that save the configuration of a run in the run's folder."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 class SaveConfigCallback(Callback):
     """Writes the complete configuration, including defaults, to the run's folder, so that ``--config`` repeats the run.
 
-    To save the configuration elsewhere, override :meth:`save_config` in a subclass. A fit that resumes into the folder
-    of an earlier run writes ``config-v1.yaml`` beside that run's file.
+    To save the configuration elsewhere, override :meth:`save_config`. If a fit resumes from a checkpoint and the file
+    exists, the new file is called ``config-v1.yaml``.
 
     Args:
         parser: the parser of the subcommand.
         config: the parsed configuration.
         config_filename: the file's name in ``trainer.log_dir``.
-        overwrite: whether a file of this name may be replaced.
-        multifile: whether parts that came from separate files are written to separate files.
-        save_to_log_dir: whether to write the file; otherwise only :meth:`save_config` is called.
+        overwrite: whether to replace an existing file of this name.
+        multifile: whether to write values that were read from several files to as many files.
+        save_to_log_dir: whether to write the file. If False, only :meth:`save_config` is called.
 
     Raises:
         ConfigurationError: ``save_to_log_dir`` is False and :meth:`save_config` is not overridden.
-        RunError: the file exists, ``overwrite`` is False, and the run resumes from no checkpoint. Every process raises
-            this error, so that no process waits for another.
+        RunError: the file exists, ``overwrite`` is False, and the run does not resume from a checkpoint. Every rank
+            raises this error, so that no rank waits for another rank.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class SaveConfigCallback(Callback):
         self.already_saved = True
 
     def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Called once on rank 0, after the file was written; does nothing by default."""
+        """Override this method, which by default does nothing. Called once on rank 0, after the file was written."""
 
     def _write(self, trainer: Trainer, resumes: bool) -> None:
         # on every rank, because reading log_dir may be a collective
@@ -99,8 +99,8 @@ class SaveConfigCallback(Callback):
 
 
 class SaveBesideLog(SaveConfigCallback):
-    """Saves the configuration only if the run has a logger. Without one, the run's folder may be the user's, with a
-    ``config.yaml`` of its own.
+    """Saves the configuration only if the run has a logger. Without a logger, the run's folder may be a folder of the
+    user with a ``config.yaml``.
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -110,8 +110,8 @@ class SaveBesideLog(SaveConfigCallback):
 
 @contextlib.contextmanager
 def _folder_to_write(folder: str, name: str) -> Iterator[str]:
-    """Context that yields ``folder``, after checking that the file ``name`` can be written there. If ``folder`` is an
-    address, yield a temporary folder that is uploaded at the end.
+    """Context that yields ``folder``. If ``folder`` is an address, yield a temporary folder, whose files are uploaded
+    at the end.
     """
     if not files.is_remote(folder):
         os.makedirs(folder, exist_ok=True)

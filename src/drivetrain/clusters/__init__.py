@@ -1,4 +1,4 @@
-"""Cluster environments, which give each process its rank: one file per kind of cluster."""
+"""Cluster environments, which tell each process its rank. Each kind of cluster has one file."""
 
 from drivetrain.base.lazy import public
 

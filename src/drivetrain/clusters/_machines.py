@@ -19,7 +19,7 @@ _POLL_S = 0.2
 
 
 def json_of(environ: Mapping[str, str], name: str) -> Any:
-    """Return the variable ``name``, which should hold JSON; ``None`` if the variable holds something else."""
+    """Return the JSON value of the variable ``name``, or ``None`` if the variable is not valid JSON."""
     try:
         return json.loads(environ.get(name, ""))
     except ValueError:
@@ -27,25 +27,30 @@ def json_of(environ: Mapping[str, str], name: str) -> Any:
 
 
 class MachinesEnvironment(LocalEnvironment, ABC):
-    """A cluster that starts the program once on each machine. This first process starts the machine's other processes.
+    """A cluster that starts the program once on each machine. The started process starts the other processes of its
+    machine.
 
-    The cluster tells the Trainer the number of machines and, if it reserves devices, their number. ``MASTER_ADDR`` and
-    ``MASTER_PORT`` take precedence over the cluster's address and port.
+    The Trainer reads the number of machines from the cluster, and the number of devices if the cluster reserves
+    devices. ``MASTER_ADDR`` and ``MASTER_PORT`` take precedence over the cluster's address and port.
 
     Args:
-        environ: the environment variables; ``None``: the variables of this process.
+        environ: the environment variables, by default those of this process.
     """
 
     common_variables: ClassVar[tuple[str, ...]] = ()
-    """Those of ``variables`` that other systems set, too. If only such variables are set, there is no warning."""
+    """The members of ``variables`` that other systems set, too. If only one of these is set, :meth:`detect` does not
+    warn.
+    """
 
     address_timeout_s: float = 300.0
-    """Seconds to wait until this machine can resolve the main address, because the main machine may start later."""
+    """Seconds to wait until this machine can resolve the main address. The machine with this address may start
+    later.
+    """
 
     @classmethod
     def detect(cls, environ: Mapping[str, str] = os.environ) -> bool:
-        """Whether the cluster has started the program on several machines. Warns if some of ``variables`` are set, but
-        not all.
+        """Whether the cluster has started the program on several machines. Warns if only some of ``variables`` are
+        set.
         """
         there = [name for name in cls.variables if environ.get(name)]
         if len(there) == len(cls.variables):
@@ -67,16 +72,16 @@ class MachinesEnvironment(LocalEnvironment, ABC):
 
     @abstractmethod
     def num_nodes(self) -> int:
-        """The number of machines."""
+        """Return the number of machines."""
 
     def nodes_meant(self, given: int) -> int:
         """Return the number of machines of the job.
 
         Args:
-            given: ``num_nodes`` of the Trainer; 1, its default, means all machines.
+            given: ``num_nodes`` of the Trainer. The default 1 means all machines.
 
         Raises:
-            ConfigurationError: ``given`` is another number.
+            ConfigurationError: ``given`` is neither 1 nor the number of machines.
         """
         nodes = self.num_nodes()
         if given not in (1, nodes):
@@ -87,17 +92,17 @@ class MachinesEnvironment(LocalEnvironment, ABC):
         return nodes
 
     def _reserved(self, name: str) -> int | None:
-        return max(self.number(name, 0), 0) or None  # 0 GPUs: the job computes on the machines' processors
+        return max(self.number(name, 0), 0) or None  # without GPUs, the job computes on CPUs
 
     def _port_of_cluster(self) -> int:
         return DEFAULT_PORT  # a fixed port, because the machines cannot agree on a free one
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
-        """Check this machine's node rank, and compare the settings with the processes if another launcher has started
-        them.
+        """Check this machine's node rank. If another launcher has started the processes, compare the settings with
+        these processes.
 
         Raises:
-            ConfigurationError: the job has no machine with this node rank, or the settings differ from the processes.
+            ConfigurationError: the node rank is too large, or the settings do not fit the started processes.
         """
         if not 0 <= self.node_rank() < num_nodes:
             raise ConfigurationError(
@@ -111,9 +116,9 @@ class MachinesEnvironment(LocalEnvironment, ABC):
         """Wait until this machine can resolve the main address.
 
         Raises:
-            ConfigurationError: the machine still cannot resolve it after ``address_timeout_s``.
+            ConfigurationError: the machine cannot resolve the main address within ``address_timeout_s``.
         """
-        _ = self.main_address  # raises an error at once if the variables contradict each other
+        _ = self.main_address  # raises an error at once if a variable is missing
         deadline = time.monotonic() + self.address_timeout_s
         while True:
             try:

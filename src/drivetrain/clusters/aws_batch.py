@@ -1,4 +1,4 @@
-"""AWS Batch: a multi-node parallel job, with one container on each node."""
+"""Ranks in a multi-node parallel job of AWS Batch, which runs one container on each node."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from drivetrain.errors import ConfigurationError
 
 
 class AWSBatchEnvironment(MachinesEnvironment):
-    """Reads the variables that AWS Batch sets on each node of a multi-node parallel job.
+    """Reads the environment variables that AWS Batch sets on each node of a multi-node parallel job.
 
     These are ``AWS_BATCH_JOB_NODE_INDEX``, ``AWS_BATCH_JOB_MAIN_NODE_INDEX``, ``AWS_BATCH_JOB_NUM_NODES`` and
     ``AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS``, which is not set on the main node.
@@ -18,7 +18,7 @@ class AWSBatchEnvironment(MachinesEnvironment):
     Source: https://docs.aws.amazon.com/batch/latest/userguide/mnp-env-vars.html
 
     Args:
-        environ: the environment variables; ``None``: the variables of this process.
+        environ: the environment variables, by default those of this process.
     """
 
     detect_priority = 70
@@ -28,7 +28,9 @@ class AWSBatchEnvironment(MachinesEnvironment):
     )  # fmt: skip
 
     def _address_of_cluster(self) -> str:
-        """The main node's address. On the main node, its variable is not set, and the loopback address suffices."""
+        """Return the main node's address. On the main node, AWS Batch does not set the variable, and the loopback
+        address suffices.
+        """
         if address := self.environ.get("AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"):
             return address
         if self.node_rank() == 0:
@@ -42,7 +44,7 @@ class AWSBatchEnvironment(MachinesEnvironment):
     num_nodes = reading("AWS_BATCH_JOB_NUM_NODES", MachinesEnvironment.num_nodes)
 
     def node_rank(self) -> int:
-        """The index of this node, counted from the main node, which has index 0."""
+        """Return the index of this node, counted from the main node."""
         own, nodes = self.number("AWS_BATCH_JOB_NODE_INDEX"), self.num_nodes()
         counted = (own - self.number("AWS_BATCH_JOB_MAIN_NODE_INDEX")) % nodes
-        return counted if 0 <= own < nodes else own  # an index out of range, which validate_settings() refuses
+        return counted if 0 <= own < nodes else own  # validate_settings() raises an error for an index out of range

@@ -1,4 +1,4 @@
-"""dstack, which runs the commands of a distributed task once on each node."""
+"""Ranks in a distributed task of dstack, which runs the commands once on each node."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class DstackEnvironment(MachinesEnvironment):
     Source: https://dstack.ai/docs/concepts/tasks#system-environment-variables
 
     Args:
-        environ: the environment variables; ``None``: the variables of this process.
+        environ: the environment variables, by default those of this process.
     """
 
     detect_priority = 80

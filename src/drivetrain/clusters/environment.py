@@ -1,5 +1,5 @@
-"""The contract of a cluster environment, which gives a process its ranks in the job, and the registry of all of
-them.
+"""The contract of a cluster environment, which tells a process its ranks in the job. The registry of all cluster
+environments.
 """
 
 from __future__ import annotations
@@ -30,36 +30,36 @@ _FACTS = ("creates_processes_externally", "creates_children")
 
 
 class ClusterEnvironment:
-    """Reads the ranks of this process from the environment variables that the launcher has set.
+    """Tells this process its ranks, from the environment variables that a launcher or a cluster has set.
 
     The base class reads the variables of ``torchrun``: ``MASTER_ADDR``, ``MASTER_PORT``, ``WORLD_SIZE``, ``RANK``,
-    ``LOCAL_RANK`` and ``GROUP_RANK``. A subclass overrides the members for which its cluster sets other variables, or
-    provides the values in another way. Lightning's old methods ``master_address()``, ``master_port()`` and
-    ``creates_children()`` may be called and overridden instead of the properties.
+    ``LOCAL_RANK`` and ``GROUP_RANK``. A subclass for another cluster overrides the members for which these variables
+    are not set. Lightning's old methods ``master_address()``, ``master_port()`` and ``creates_children()`` can be
+    overridden and called, too.
 
-    All numbers are ints. A method of a subclass may return a string from the environment, which is converted. If the
-    method returns ``None``, because its variable is not set, the caller gets a ConfigurationError.
+    All numbers are ints. If a method of a subclass returns a string, the string is converted. If a method returns
+    ``None``, because a variable is not set, the caller gets a ConfigurationError.
 
     Args:
-        environ: the environment variables; ``None``: those of the process that uses this object, even if another
-            process has created the object.
+        environ: the environment variables. The default is the variables of the process that uses this object, even if
+            another process has created the object.
     """
 
     detect_priority: ClassVar[int | None] = None
-    """:func:`detect` tries the environment with the highest priority first; ``None``: only the user can choose this
-    environment.
+    """:func:`detect` tries the environment with the highest priority first. With ``None``, only the user can choose
+    this environment.
 
-    The priorities of drivetrain's environments: Ray Train 600, torchrun 500, SLURM 400, LSF 300, Horovod 250, MPI 200,
-    HTCondor 100; clusters that start the program once on each machine 90 to 40; local 0.
+    drivetrain's environments have these priorities: Ray Train 600, torchrun 500, SLURM 400, LSF 300, Horovod 250, MPI
+    200, HTCondor 100, clusters that start the program once on each machine 90 to 40, local 0.
     """
 
     evidence: ClassVar[str] = "its detect() returned True"
-    """What is true if :meth:`detect` returns True, such as "Vertex AI has set CLUSTER_SPEC"; a plan shows this text as
-    the reason.
+    """The reason to use this environment, such as "Vertex AI has set CLUSTER_SPEC". If :meth:`detect` returns True, the
+    Trainer's plan shows this text.
     """
 
     variables: ClassVar[tuple[str, ...]] = ()
-    """The variables that this cluster sets in each process."""
+    """The environment variables that this cluster sets in each process."""
 
     environ: MutableMapping[str, str] = os.environ
 
@@ -78,12 +78,14 @@ class ClusterEnvironment:
 
     @classmethod
     def detect(cls, environ: Mapping[str, str] = os.environ) -> bool:
-        """Whether this process runs in this kind of cluster: by default, whether all of ``variables`` are set."""
+        """Whether this process runs in this kind of cluster. By default, this is whether all of ``variables`` are
+        set.
+        """
         return bool(cls.variables) and all(name in environ for name in cls.variables)
 
     @property
     def creates_processes_externally(self) -> bool:
-        """Whether the cluster starts all processes of the job; otherwise each machine's first process starts the
+        """Whether the cluster starts all processes of the job. If False, one process of each machine starts the
         others.
         """
         return True
@@ -92,15 +94,15 @@ class ClusterEnvironment:
 
     @property
     def main_address(self) -> str:
-        """The host name or IP address of global rank 0's machine: ``MASTER_ADDR``, otherwise the address from the
-        cluster.
+        """The host name or IP address of global rank 0's machine. By default, this is ``MASTER_ADDR``, or the cluster's
+        address if ``MASTER_ADDR`` is not set.
         """
         return self.environ.get("MASTER_ADDR") or self._address_of_cluster()
 
     @property
     def main_port(self) -> int:
-        """A port on rank 0's machine, free until rank 0 listens there: ``MASTER_PORT``, otherwise the port from the
-        cluster.
+        """The port at which global rank 0 will listen. By default, this is ``MASTER_PORT``, or the cluster's port if
+        ``MASTER_PORT`` is not set.
         """
         return self.number("MASTER_PORT") if "MASTER_PORT" in self.environ else self._port_of_cluster()
 
@@ -114,29 +116,25 @@ class ClusterEnvironment:
 
     _world_size: int | None = None
     _global_rank: int | None = None
-    _is_single_machine = False  # set when the user's settings are compared with the cluster
+    _is_single_machine = False  # validate_settings() sets it
 
     def world_size(self) -> int:
         """The number of processes in the job."""
         return self.number("WORLD_SIZE", self._world_size)
 
     def set_world_size(self, size: int) -> None:
-        """Set the number of processes, if this process starts the other processes. No effect if the cluster has started
-        them.
-        """
+        """Set the number of processes. Has no effect if the cluster has started the processes."""
         if not self.creates_processes_externally:
             self._world_size = size
 
     def global_rank(self) -> int:
-        """Index of this process in the job; on a single machine, :meth:`local_rank` if RANK is not set."""
+        """The index of this process in the job. On a single machine without RANK, this is :meth:`local_rank`."""
         if self._is_single_machine and self._global_rank is None and "RANK" not in self.environ:
             return self.local_rank()
         return self.number("RANK", self._global_rank)
 
     def set_global_rank(self, rank: int) -> None:
-        """Set the global rank, if this process starts the other processes. No effect if the cluster has started
-        them.
-        """
+        """Set the global rank. Has no effect if the cluster has started the processes."""
         if not self.creates_processes_externally:
             self._global_rank = rank
 
@@ -149,7 +147,8 @@ class ClusterEnvironment:
         return self.number("GROUP_RANK", 0)
 
     def is_one_machine(self, num_nodes: int) -> bool:
-        """Whether all processes of the job are on this machine; if so, they use its loopback interface where possible.
+        """Whether all processes of the job are on this machine. The processes can then communicate through the loopback
+        interface.
 
         Args:
             num_nodes: the user's number of machines.
@@ -157,15 +156,19 @@ class ClusterEnvironment:
         return num_nodes == 1
 
     def nodes_meant(self, given: int) -> int:
-        """Return the number of machines: ``given``, the Trainer's ``num_nodes``, unless the cluster defines another."""
+        """Return the number of machines in the job. ``given`` is the Trainer's ``num_nodes``, which a cluster may
+        override.
+        """
         return given
 
     def reserved_devices(self) -> int | None:
-        """Return the number of devices that the cluster has reserved on each machine; ``None``: unknown."""
+        """Return the number of devices that the cluster has reserved on each machine, or ``None`` if this is
+        unknown.
+        """
         return None
 
     def devices_of_processes(self, count: int) -> list[int]:
-        """Return the index of each process's device, in the order of local ranks, for ``devices="auto"``.
+        """Return the device index of each process of this machine for ``devices="auto"``, in the order of local ranks.
 
         Args:
             count: the number of devices that this process sees.
@@ -176,15 +179,15 @@ class ClusterEnvironment:
         """Return the number of processes that the cluster has started on this machine.
 
         Args:
-            num_nodes: the number of machines, each of which has the same number of processes.
+            num_nodes: the number of machines. Each machine has the same number of processes.
         """
         return self.world_size() // max(num_nodes, 1)
 
     # ---- reporting -----------------------------------------------------------------------------------------------
 
     report_callback: str = ""
-    """The callback that the Trainer adds in this cluster, as "module:class"; "": none. If the user has passed a
-    callback with this class name, the Trainer adds none.
+    """The callback that the Trainer adds in this cluster, as "module:class". "" if there is no such callback. If the
+    user has passed a callback whose class has this name, the Trainer does not add the callback.
     """
 
     # ---- requeueing ----------------------------------------------------------------------------------------------
@@ -196,7 +199,7 @@ class ClusterEnvironment:
     """The signal with which the cluster announces the job's end."""
 
     def requeue_id(self) -> str | None:
-        """The cluster's id of the job, which stays the same when the job is requeued."""
+        """The cluster's id of the job. The id stays the same when the job is requeued."""
         return None
 
     def restart_count(self) -> int:
@@ -204,7 +207,7 @@ class ClusterEnvironment:
         return 0
 
     def requeue(self) -> str | None:
-        """Requeue the job; called on global rank 0. Return ``None`` if this worked, otherwise the reason why not."""
+        """Requeue the job. Called on global rank 0. Return ``None`` if this worked, otherwise an error message."""
         return f"{type(self).__name__} does not define requeue()."
 
     # ---- life ----------------------------------------------------------------------------------------------------
@@ -217,8 +220,8 @@ class ClusterEnvironment:
             num_nodes: the number of machines.
 
         Raises:
-            ConfigurationError: the settings differ from the cluster's processes, so ranks would wait forever for
-                missing ranks.
+            ConfigurationError: the settings do not fit the started processes. Ranks would wait forever for missing
+                ranks.
         """
         if not self.creates_processes_externally:
             return
@@ -237,11 +240,11 @@ class ClusterEnvironment:
             )
 
     def validate_address(self) -> None:
-        """Check that this machine can resolve the main address; called before the rendezvous, which would hang
-        otherwise.
+        """Check that this machine can resolve the main address. Called before the rendezvous, which would hang with a
+        wrong address.
 
         Raises:
-            ConfigurationError: this machine cannot resolve the address.
+            ConfigurationError: this machine cannot resolve the main address.
         """
         address = self.main_address
         try:
@@ -261,7 +264,7 @@ class ClusterEnvironment:
         """Return the variable ``name`` as an int.
 
         Raises:
-            ConfigurationError: the variable is not an integer, or is not set and has no default.
+            ConfigurationError: the variable is not an integer, or is not set although there is no default.
         """
         text = self.environ.get(name)
         if text is None and default is not None:
@@ -276,7 +279,7 @@ class ClusterEnvironment:
             ) from None
 
     def _assumed(self, name: str, value: str) -> str:
-        """Return ``value`` for a variable that is not set; warn about it, and set the variable."""
+        """Set a missing variable to ``value``, warn, and return ``value``."""
         rank_zero_warn(f"The environment variable {name} is not set; {value} is used. Set it to silence this.")
         self.environ[name] = value
         return value
@@ -285,7 +288,7 @@ class ClusterEnvironment:
 def reading(name: str, like: Callable[[Any], int]) -> Callable[[Any], int]:
     """Return a method that reads the variable ``name`` as an int, with the name and docstring of ``like``."""
 
-    @functools.wraps(like, updated=())  # not its mark as an abstract method
+    @functools.wraps(like, updated=())  # updated=(): the attribute that marks abstract methods is not copied
     def read(self: Any) -> int:
         return self.number(name)
 
@@ -293,12 +296,12 @@ def reading(name: str, like: Callable[[Any], int]) -> Callable[[Any], int]:
 
 
 def _check_answers(cls: type[ClusterEnvironment], name: str) -> None:
-    """Wrap the member ``name``, which ``cls`` or its mixin defines, so that it returns the contract's type or raises an
-    error.
+    """Wrap the member ``name`` that ``cls`` or a mixin defines. The wrapped member returns the type of the contract, or
+    raises an error.
     """
     owner = next((base for base in cls.__mro__ if name in vars(base)), cls)
     if owner is not cls and issubclass(owner, ClusterEnvironment):
-        return  # the member is already wrapped in the class that defines it
+        return  # the class that defines the member has already wrapped it
     member: Any = vars(owner).get(name)
 
     def answer(self: ClusterEnvironment) -> Any:
@@ -313,10 +316,10 @@ def _check_answers(cls: type[ClusterEnvironment], name: str) -> None:
 
 
 def _in_type(environment: ClusterEnvironment, name: str, given: Any, member: Any) -> Any:
-    """Convert ``given``, which the member ``name`` has returned, to the contract's type.
+    """Convert ``given``, the value that the member ``name`` has returned, to the type of the contract.
 
     Raises:
-        ConfigurationError: the value is ``None``, or not an integer where an integer is expected.
+        ConfigurationError: ``given`` is ``None``, or is no integer although the contract expects an integer.
     """
     shown_name = f"{type(environment).__name__}.{name}{'' if name in _NAMES_OF_1 else '()'}"
     if name in _FACTS:
@@ -343,9 +346,7 @@ def _in_type(environment: ClusterEnvironment, name: str, given: Any, member: Any
 
 
 def _pair_names(cls: type[ClusterEnvironment], new: str, old: str) -> None:
-    """If ``cls`` defines only the property ``new``, or only Lightning's older method ``old`` for the same value, define
-    the other.
-    """
+    """Define the property ``new`` or Lightning's older method ``old`` if ``cls`` defines only the other."""
     own = vars(cls)
     if new in own and old not in own:
         getter = own[new].fget
@@ -364,17 +365,18 @@ class _Clusters(Registry[ClusterEnvironment]):
 
 
 ClusterRegistry = _Clusters("drivetrain.clusters", "environment", "cluster environment")
-"""The cluster environments by name: environments in the files of this folder, and in installed packages."""
+"""All cluster environments by name: drivetrain's, and those of installed packages."""
 
 
 def detect(
     environ: Mapping[str, str] | None = None, given: ClusterEnvironment | None = None
 ) -> tuple[ClusterEnvironment, str]:
-    """Return the environment of this process, and the reason as text.
+    """Return the cluster environment for this process, and the reason for the choice as text.
 
     Args:
-        environ: the environment variables; ``None``: the variables of this process.
-        given: the environment that the user passed; ``None``: the detected one with the highest ``detect_priority``.
+        environ: the environment variables, by default those of this process.
+        given: the environment that the user has passed. The default is the detected environment with the highest
+            ``detect_priority``.
     """
     if given is not None:
         return given, f"plugins holds a {type(given).__name__}"

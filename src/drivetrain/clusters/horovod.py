@@ -1,4 +1,6 @@
-"""Horovod: processes that ``horovodrun`` has started, or that Open MPI's ``mpirun`` has started without mpi4py."""
+"""Ranks of processes that ``horovodrun`` has started, or that Open MPI's ``mpirun`` has started if mpi4py is
+missing.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +20,18 @@ _BY_OPEN_MPI = {
     "rank": "OMPI_COMM_WORLD_RANK", "size": "OMPI_COMM_WORLD_SIZE", "local rank": "OMPI_COMM_WORLD_LOCAL_RANK",
     "local size": "OMPI_COMM_WORLD_LOCAL_SIZE", "job": "PMIX_NAMESPACE",
 }  # fmt: skip
-_PORTS = range(15_000, 20_000)  # ports below those that systems choose for outgoing connections
+_PORTS = range(15_000, 20_000)  # lower than the ports that operating systems choose for outgoing connections
 
 
 class HorovodEnvironment(ClusterEnvironment):
     """Reads the ranks from the variables of ``horovodrun``, or of Open MPI's ``mpirun``.
 
-    If all processes are on one machine, they meet on its loopback interface, at ``MASTER_PORT`` or at a port derived
-    from the job's id. On several machines, pass ``MASTER_ADDR`` and ``MASTER_PORT``, with ``mpirun -x MASTER_ADDR -x
-    MASTER_PORT`` for example; every machine must have the same number of processes.
+    On a single machine, the processes connect at the loopback address. The port is ``MASTER_PORT``, by default a port
+    derived from the job's id. On several machines, set ``MASTER_ADDR`` and ``MASTER_PORT``, for example with ``mpirun
+    -x MASTER_ADDR -x MASTER_PORT``. Every machine must have the same number of processes.
 
     Args:
-        environ: the environment variables; ``None``: the variables of this process.
+        environ: the environment variables, by default those of this process.
     """
 
     detect_priority = 250
@@ -37,8 +39,8 @@ class HorovodEnvironment(ClusterEnvironment):
 
     @classmethod
     def detect(cls, environ: Mapping[str, str] = os.environ) -> bool:
-        """Whether ``horovodrun`` has started this process, or ``mpirun`` has started several processes and mpi4py is
-        missing.
+        """Whether ``horovodrun`` has started several processes. Also True if ``mpirun`` has started several processes
+        and mpi4py is missing.
         """
         if environ.get(_BY_HOROVOD["size"], "1") != "1":
             return True
@@ -72,5 +74,7 @@ class HorovodEnvironment(ClusterEnvironment):
         return self._number("local rank")
 
     def node_rank(self) -> int:
-        """The index of this machine. Ranks are consecutive on a machine, and all machines have equally many."""
+        """The index of this machine. The ranks of a machine are consecutive, and all machines have the same number of
+        ranks.
+        """
         return self._number("rank") // self._number("local size")

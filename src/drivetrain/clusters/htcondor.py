@@ -1,4 +1,6 @@
-"""HTCondor's parallel universe: one process per slot; the processes find each other through a file."""
+"""Ranks in the parallel universe of HTCondor, where each slot runs one process. The processes find each other through a
+file.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +22,18 @@ _POLL_S = 0.2
 
 
 class HTCondorEnvironment(ClusterEnvironment):
-    """Reads the rank and the size from ``_CONDOR_PROCNO`` and ``_CONDOR_NPROCS``.
+    """Reads the rank and the number of processes from ``_CONDOR_PROCNO`` and ``_CONDOR_NPROCS``.
 
-    Every slot counts as a machine with one process. HTCondor does not provide rank 0's address, so rank 0 writes its
-    address and a free port to a file that all slots see, and the other ranks wait for this file. These ranks accept the
-    address only if a process listens there, because the file may remain from an earlier run of the same job.
-    ``MASTER_ADDR`` and ``MASTER_PORT``, if both are set, are used instead of the file.
+    Every slot counts as a machine with one process. HTCondor does not provide rank 0's address. Rank 0 therefore writes
+    its address and a free port to a file in a shared folder, and the other ranks wait for this file. The other ranks
+    also wait until a process listens at the address, because the file may be from an earlier run of the job. If
+    ``MASTER_ADDR`` and ``MASTER_PORT`` are set, there is no file.
 
     Args:
-        contact_file: a path on a file system that all slots share; ``None``: a file in the job's folder, named after
-            the job.
-        timeout_s: how many seconds the other ranks wait for the file.
-        environ: the environment variables; ``None``: the variables of this process.
+        contact_file: a path on a file system that all slots share. By default, a file in the job's folder whose name
+            contains the job's number.
+        timeout_s: the seconds that the other ranks wait for rank 0.
+        environ: the environment variables, by default those of this process.
     """
 
     detect_priority = 100
@@ -64,11 +66,11 @@ class HTCondorEnvironment(ClusterEnvironment):
         return self._meeting()[1]
 
     def _meeting(self) -> tuple[str, int]:
-        """Return the address and the port of the rendezvous. At the first call, rank 0 publishes both in the file; the
-        other ranks wait for this file.
+        """Return the main address and port. At the first call, rank 0 writes both to the file, and the other ranks wait
+        for this file.
 
         Raises:
-            ConfigurationError: rank 0 could not be reached in time, or there is no folder for the file.
+            ConfigurationError: rank 0 did not answer in time, or there is no folder for the file.
         """
         if "MASTER_ADDR" in self.environ and "MASTER_PORT" in self.environ:
             return self.environ["MASTER_ADDR"], self.number("MASTER_PORT")
@@ -98,21 +100,21 @@ class HTCondorEnvironment(ClusterEnvironment):
     global_rank = reading("_CONDOR_PROCNO", ClusterEnvironment.global_rank)
 
     def local_rank(self) -> int:
-        """Always 0, because a slot sees only its own devices."""
+        """Return 0, because every slot counts as a machine."""
         return 0
 
     def node_rank(self) -> int:
         return self.global_rank()
 
     def teardown(self) -> None:
-        """Remove the file that this process has written."""
+        """Remove the file with the address if this process has written it."""
         if self._contact is not None and self.global_rank() == 0:
             self._path().unlink(missing_ok=True)
         self._contact = None
 
 
 def _publish(path: Path) -> tuple[str, int]:
-    """Write this machine's address and a free port to the file ``path``, atomically, and return both."""
+    """Write this machine's address and a free port atomically to the file ``path``. Return both."""
     contact = socket.gethostname(), free_port()
     try:
         files.write(path, json.dumps(contact).encode())
@@ -125,8 +127,8 @@ def _publish(path: Path) -> tuple[str, int]:
 
 
 def _find(path: Path, timeout_s: float) -> tuple[str, int]:
-    """Wait for the file ``path``, and for a process that listens at the address in it; return the address and
-    the port.
+    """Wait for the file ``path``, and for a process that listens at the address in the file. Return the address and the
+    port.
     """
     deadline = time.monotonic() + timeout_s
     seen = "the file has not appeared"

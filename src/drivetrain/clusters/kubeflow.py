@@ -1,4 +1,4 @@
-"""Kubeflow's PyTorchJob (Training Operator v1): one pod per process."""
+"""Ranks in a PyTorchJob of Kubeflow (Training Operator v1), where each pod runs one process."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from drivetrain.clusters.environment import ClusterEnvironment
 
 
 class KubeflowEnvironment(ClusterEnvironment):
-    """Reads ``MASTER_ADDR``, ``MASTER_PORT``, ``WORLD_SIZE`` and ``RANK``. Every pod is a machine with one process.
+    """Reads ``MASTER_ADDR``, ``MASTER_PORT``, ``WORLD_SIZE`` and ``RANK``. Every pod counts as a machine with one
+    process.
 
-    This environment is for the operator's first version. A TrainJob of Kubeflow Trainer v2 needs no such environment,
-    because its pods start torchrun.
+    A TrainJob of Kubeflow Trainer v2 does not need this environment, because its pods start torchrun.
 
     The Trainer never detects this environment, because other systems set the same variables. Pass it in
     ``Trainer(plugins=[...])``.
 
     Args:
-        environ: the environment variables; ``None``: the variables of this process.
+        environ: the environment variables, by default those of this process.
     """
 
     def local_rank(self) -> int:

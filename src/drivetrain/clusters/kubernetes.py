@@ -1,4 +1,4 @@
-"""Kubernetes without an operator, for an indexed Job whose pods find each other through a headless service."""
+"""Ranks in an indexed Job of Kubernetes, whose pods find each other through a headless service."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from drivetrain.clusters.environment import ClusterEnvironment, reading
 
 
 class KubernetesEnvironment(MachinesEnvironment):
-    """Reads ``JOB_COMPLETION_INDEX``, which Kubernetes sets in the pods of an indexed Job, and the Job's variables.
+    """Reads ``JOB_COMPLETION_INDEX``, which Kubernetes sets, and two variables that the Job's manifest sets.
 
-    The Job's manifest sets two variables: ``DRIVETRAIN_JOB_NODES`` is the Job's number of ``completions``;
-    ``MASTER_ADDR`` is the name of the first pod, ``<job>-0.<service>``. ``drivetrain recipe k8s`` writes such a
-    manifest.
+    ``DRIVETRAIN_JOB_NODES`` is the Job's number of ``completions``. ``MASTER_ADDR`` is the name of the first pod,
+    ``<job>-0.<service>``. ``drivetrain recipe k8s`` prints a manifest that sets both.
 
     Source: https://kubernetes.io/docs/tasks/job/job-with-pod-to-pod-communication/
 
     Args:
-        environ: the environment variables; ``None``: the variables of this process.
+        environ: the environment variables, by default those of this process.
     """
 
     detect_priority = 40

@@ -1,4 +1,4 @@
-"""The environment without a cluster: one machine, or several machines on which the user starts the program by hand."""
+"""Ranks without a cluster, on one machine, or on several machines on which the user starts the program by hand."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from drivetrain.errors import ConfigurationError
 
 
 class LocalEnvironment(ClusterEnvironment):
-    """This process starts the other processes of its machine, or is one of them if ``LOCAL_RANK`` is set.
+    """The environment without a cluster, in which one process of each machine starts the others.
 
     For a job on several machines, the user starts the program once on each machine, with the variables ``MASTER_ADDR``,
-    ``MASTER_PORT`` and ``NODE_RANK``.
+    ``MASTER_PORT`` and ``NODE_RANK``. In a process that another process has started, ``LOCAL_RANK`` is set.
 
     Args:
-        environ: the environment variables; ``None``: the variables of this process.
+        environ: the environment variables, by default those of this process.
     """
 
     detect_priority = 0
@@ -44,7 +44,7 @@ class LocalEnvironment(ClusterEnvironment):
         return DEFAULT_ADDRESS
 
     def _port_of_cluster(self) -> int:
-        """A port that was free at the first call. Every process of the job gets this port."""
+        """Return a free port. Later calls return the port of the first call."""
         if self._main_port is None:
             self._main_port = free_port()
         return self._main_port
@@ -66,11 +66,11 @@ class LocalEnvironment(ClusterEnvironment):
         return self.number("NODE_RANK" if "NODE_RANK" in self.environ else "GROUP_RANK", 0)
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
-        """Check that the variables are set: the main address if there are several machines, and the port in a process
-        that another process has started.
+        """Check the environment variables. ``MASTER_ADDR`` must be set if there are several machines, and
+        ``MASTER_PORT`` if another process has started this process.
 
         Raises:
-            ConfigurationError: a variable is missing, or this machine's number is too large.
+            ConfigurationError: a variable is missing, or this machine's node rank is too large.
         """
         meeting = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in self.environ]
         if num_nodes > 1 and meeting:
@@ -94,7 +94,7 @@ class LocalEnvironment(ClusterEnvironment):
             super().validate_settings(num_devices, num_nodes)
 
     def teardown(self) -> None:
-        """Reset the job's variables, so that a later Trainer has its own size and meets at another port."""
+        """Reset the number of processes, the rank and the port, so that a later Trainer chooses new ones."""
         self.environ.pop("WORLD_SIZE", None)
         self._world_size = self._global_rank = self._main_port = None
 

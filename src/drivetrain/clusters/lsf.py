@@ -1,4 +1,4 @@
-"""IBM's LSF: tasks that ``jsrun`` has started."""
+"""Ranks of tasks that ``jsrun`` has started in IBM's LSF."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from drivetrain.errors import ConfigurationError
 
 
 class LSFEnvironment(ClusterEnvironment):
-    """Each process is one task. ``MASTER_ADDR`` and ``MASTER_PORT`` take precedence over values from the job.
+    """Reads the ranks from the variables of ``jsrun``, for which each process is one task.
 
     Args:
-        environ: the environment variables; ``None``: the variables of this process.
+        environ: the environment variables, by default those of this process.
     """
 
     detect_priority = 300
@@ -24,7 +24,7 @@ class LSFEnvironment(ClusterEnvironment):
         return self._hosts()[0]
 
     def _port_of_cluster(self) -> int:
-        """A port between 10000 and 10999 that every task derives from the job's id."""
+        """Return a port from 10000 to 10999. Every task computes the same port from the job's id."""
         return 10_000 + self.number("LSB_JOBID") % 1_000
 
     world_size = reading("JSM_NAMESPACE_SIZE", ClusterEnvironment.world_size)
@@ -32,7 +32,7 @@ class LSFEnvironment(ClusterEnvironment):
     local_rank = reading("JSM_NAMESPACE_LOCAL_RANK", ClusterEnvironment.local_rank)
 
     def node_rank(self) -> int:
-        """The index of this machine in the job's list of hosts.
+        """Return the index of this machine in the job's list of hosts.
 
         Raises:
             ConfigurationError: this machine is not in the list.
@@ -47,8 +47,8 @@ class LSFEnvironment(ClusterEnvironment):
         )
 
     def _hosts(self) -> list[str]:
-        """Return the compute hosts, each once, in order. The first line of LSF's file is skipped, because it names the
-        launching host.
+        """Return the compute hosts in the order of LSF's file, each once. The first line is the launching host, and is
+        skipped.
         """
         path = Path(self.environ.get("LSB_DJOB_RANKFILE", ""))
         try:

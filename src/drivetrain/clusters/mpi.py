@@ -1,4 +1,4 @@
-"""MPI: processes that ``mpirun`` has started."""
+"""Ranks of processes that ``mpirun`` has started."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.clusters.local import free_port
 
-# Variables with the number of processes, set by the launchers of Open MPI, of MPICH and Intel, and of MVAPICH. mpi4py
-# is imported only if one of them is set, because importing it without a launcher may end the process.
+# The variables with the number of processes: of Open MPI, of MPICH and Intel MPI, and of MVAPICH. mpi4py is imported
+# only if one of these is set, because importing mpi4py without a launcher can end the process.
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 
 
 @dataclass(frozen=True)
 class _Job:
-    """This process's rank, the machine of each rank in order, and the address and port of rank 0."""
+    """What MPI knows: this process's rank, the host of each rank in order, and rank 0's port."""
 
     rank: int
     hosts: tuple[str, ...]
@@ -29,13 +29,12 @@ class _Job:
 
 
 class MPIEnvironment(ClusterEnvironment):
-    """Takes ranks and sizes from MPI's world, through mpi4py.
+    """Takes the ranks from MPI's world communicator, through mpi4py.
 
-    The main address and port are rank 0's, unless ``MASTER_ADDR`` and ``MASTER_PORT`` are set. The first use of any
-    member is a collective operation, so all ranks must use at least one member.
+    The first access to any member is a collective operation, so all ranks must access a member.
 
     Args:
-        environ: the environment variables; ``None``: the variables of this process.
+        environ: the environment variables, by default those of this process.
     """
 
     detect_priority = 200
@@ -43,7 +42,9 @@ class MPIEnvironment(ClusterEnvironment):
 
     @classmethod
     def detect(cls, environ: Mapping[str, str] = os.environ) -> bool:
-        """Whether MPI's world has several processes; warns if mpi4py, which is needed to find out, is missing."""
+        """Whether MPI's world has several processes. Warns if ``mpirun`` has started several processes and mpi4py is
+        missing.
+        """
         started = next((environ[name] for name in _SIZES if environ.get(name, "1") != "1"), None)
         if started is None:
             return False
@@ -78,12 +79,12 @@ class MPIEnvironment(ClusterEnvironment):
         return self._job.rank
 
     def local_rank(self) -> int:
-        """The number of ranks on this machine that are lower than this process's rank."""
+        """Return how many lower ranks are on this machine."""
         job = self._job
         return job.hosts[: job.rank].count(job.hosts[job.rank])
 
     def node_rank(self) -> int:
-        """The index of this machine among all machines, sorted by name."""
+        """Return the index of this machine in the list of all machines, sorted by name."""
         job = self._job
         return sorted(set(job.hosts)).index(job.hosts[job.rank])
 

@@ -1,4 +1,4 @@
-"""Ray Train, whose TorchTrainer runs a training function in workers that it starts."""
+"""Ranks in the workers in which Ray Train's TorchTrainer runs a training function."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ def is_worker(environ: Mapping[str, str] = os.environ) -> bool:
         return False
     try:
         return environ["RANK"] == str(train.get_context().get_world_rank())
-    except Exception:  # outside a worker, the error depends on the version of Ray
+    except Exception:  # outside of a worker, the exception depends on the version of Ray
         return False
 
 
 class RayTrainEnvironment(ClusterEnvironment):
-    """A worker of Ray Train, in which ``TorchTrainer`` has set the ranks and created the process group.
+    """Reads the ranks in a worker of Ray Train, where ``TorchTrainer`` has already created the process group.
 
     The variables are ``RANK``, ``LOCAL_RANK``, ``NODE_RANK``, ``WORLD_SIZE`` and ``LOCAL_WORLD_SIZE``.
-    ``ScalingConfig`` defines the number of workers, and Ray chooses their machines. So the Trainer's ``num_nodes`` has
-    no effect, and ``devices`` should be left out.
+    ``ScalingConfig`` sets the number of workers, and Ray chooses their machines. The Trainer therefore ignores
+    ``num_nodes``. Leave ``devices`` out.
 
     Args:
-        environ: the environment variables; ``None``: the variables of this process.
+        environ: the environment variables, by default those of this process.
     """
 
-    # the highest: a worker inherits the variables of SLURM or torchrun if these have started the Ray cluster
+    # higher than SLURM and torchrun, because a worker inherits their variables if they have started the Ray cluster
     detect_priority = 600
     evidence = "this process is a worker of Ray Train"
     report_callback = "drivetrain.integrations.ray:RayTrainReportCallback"
@@ -45,17 +45,17 @@ class RayTrainEnvironment(ClusterEnvironment):
         return self.number("NODE_RANK")
 
     def nodes_meant(self, given: int) -> int:
-        """Return the number of machines, assuming that each machine has as many workers as this machine."""
+        """Return the number of machines. Each machine must have the same number of workers."""
         return self.world_size() // self.local_world_size(given)
 
     def local_world_size(self, num_nodes: int) -> int:
         return self.number("LOCAL_WORLD_SIZE")
 
     def devices_of_processes(self, count: int) -> list[int]:
-        """Return the first device of each worker.
+        """Return the index of each worker's first device.
 
-        A worker sees the devices of all workers of its machine, ordered by worker. Either all workers have the same
-        number of devices, or several workers share a device.
+        A worker sees the devices of all workers of its machine, in the order of the workers. All workers have the same
+        number of devices, or several workers share one device.
         """
         workers = self.local_world_size(1)
         return [rank * count // workers for rank in range(workers)]

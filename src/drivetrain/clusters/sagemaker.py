@@ -1,4 +1,4 @@
-"""SageMaker, whose training toolkit runs the program once on each instance of a training job."""
+"""Ranks in a training job of SageMaker, whose training toolkit runs the program once on each instance."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class SageMakerEnvironment(MachinesEnvironment):
     Source: https://github.com/aws/sagemaker-training-toolkit/blob/master/ENVIRONMENT_VARIABLES.md
 
     Args:
-        environ: the environment variables; ``None``: the variables of this process.
+        environ: the environment variables, by default those of this process.
     """
 
     detect_priority = 60
@@ -31,7 +31,7 @@ class SageMakerEnvironment(MachinesEnvironment):
         return self._reserved("SM_NUM_GPUS")
 
     def node_rank(self) -> int:
-        """The index of this host in ``SM_HOSTS``.
+        """Return the index of this host in ``SM_HOSTS``.
 
         Raises:
             ConfigurationError: this host is not in ``SM_HOSTS``.

@@ -1,4 +1,4 @@
-"""SkyPilot, which runs the program once on each node of a task."""
+"""Ranks in a task of SkyPilot, which runs the program once on each node."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from drivetrain.clusters.environment import ClusterEnvironment, reading
 class SkyPilotEnvironment(MachinesEnvironment):
     """Reads ``SKYPILOT_NODE_IPS``, ``SKYPILOT_NODE_RANK`` and ``SKYPILOT_NUM_GPUS_PER_NODE``.
 
-    The first of these has one address in each line.
+    ``SKYPILOT_NODE_IPS`` has one address per line.
 
     Source: https://docs.skypilot.co/en/stable/running-jobs/environment-variables.html
 
     Args:
-        environ: the environment variables; ``None``: the variables of this process.
+        environ: the environment variables, by default those of this process.
     """
 
     detect_priority = 90

@@ -1,4 +1,4 @@
-"""SLURM: tasks that ``srun`` has started."""
+"""Ranks of tasks that ``srun`` has started in SLURM."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.clusters.environment import DEFAULT_ADDRESS, DEFAULT_PORT, ClusterEnvironment, reading
 from drivetrain.errors import ConfigurationError
 
-_INTERACTIVE = ("bash", "interactive")  # job names of srun --pty bash and salloc
+_INTERACTIVE = ("bash", "interactive")  # the job names of ``srun --pty bash`` and of salloc
 _PATIENCE_S = 60
 _PORTS = range(15_000, 25_000)
-# distance of the ports of two steps: about 0.618 of the range, so that the ports of the first steps are far apart
+# the difference between the ports of two steps: 0.618 of the range, so that the first steps have very different ports
 _BETWEEN_STEPS = 6_181
 
 
 class SLURMEnvironment(ClusterEnvironment):
-    """Each process is one task: ``srun python train.py`` with ``--ntasks-per-node`` equal to ``devices``.
+    """Reads the ranks of SLURM's tasks. Start ``srun python train.py`` with ``--ntasks-per-node`` equal to ``devices``.
 
-    ``MASTER_ADDR`` and ``MASTER_PORT`` take precedence over values from the job. In an interactive job (named "bash" or
-    "interactive"), the program counts as started by hand.
+    ``MASTER_ADDR`` and ``MASTER_PORT`` take precedence over the address and port that are computed from the job. A
+    program in an interactive job, which is called "bash" or "interactive", counts as started by hand.
 
     Args:
         auto_requeue: whether to requeue the job when SLURM announces its end.
-        requeue_signal: the signal with which SLURM announces the end; ``None``: SIGUSR1.
-        environ: the environment variables; ``None``: the variables of this process.
+        requeue_signal: the signal with which SLURM announces the end, by default SIGUSR1.
+        environ: the environment variables, by default those of this process.
     """
 
     detect_priority = 400
@@ -47,10 +47,12 @@ class SLURMEnvironment(ClusterEnvironment):
 
     @classmethod
     def detect(cls, environ: Mapping[str, str] = os.environ) -> bool:
-        """Whether this process is a task of a job; warns if ``srun`` is available but not used, or has no effect.
+        """Whether this process is a task of SLURM. Warns if the user seems to have forgotten ``srun``, or if ``srun``
+        has no effect.
 
-        A process that Open MPI's ``mpirun`` starts inside a job is not a task, although it inherits a task's variables.
-        The program of a SkyPilot task, which runs once on each machine of a job, does not count as a task either.
+        A process that Open MPI's ``mpirun`` starts inside a job is not a task, although it inherits the variables of a
+        task. SkyPilot can also use SLURM. SkyPilot's program, which runs once on each machine, does not count as a task
+        either.
         """
         if "OMPI_COMM_WORLD_RANK" in environ or _is_of_skypilot(environ):
             return False
@@ -71,7 +73,7 @@ class SLURMEnvironment(ClusterEnvironment):
     # ---- rendezvous -------------------------------------------------------------------------------------------------
 
     def _address_of_cluster(self) -> str:
-        """The first node of this step; if the step's nodes are not known, the first node of the job."""
+        """Return the first node of this step. If the step's nodes are not known, return the first node of the job."""
         for name in ("SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NODELIST"):
             if nodes := self.environ.get(name):
                 return self.resolve_root_node_address(nodes)
@@ -79,13 +81,13 @@ class SLURMEnvironment(ClusterEnvironment):
 
     @staticmethod
     def resolve_root_node_address(nodes: str) -> str:
-        """Return the name of the first node in a list in SLURM's form."""
+        """Return the name of the first node in a list of SLURM."""
         return first_node(nodes)
 
     def _port_of_cluster(self) -> int:
-        """A port that every task derives from the job's id.
+        """Return a port that every task computes from the job's id.
 
-        The port is 15000 plus the id's last four digits; later steps of the same job get other ports, so that several
+        The port is 15000 plus the last four digits of the id. Later steps of the job get other ports, so that several
         steps can run at the same time.
         """
         if (job := self.job_id()) is None:
@@ -108,13 +110,13 @@ class SLURMEnvironment(ClusterEnvironment):
         return self.environ.get("SLURM_JOB_NAME")
 
     def job_id(self) -> int | None:
-        """The job's id; in a job array, the id of this element. ``None`` in an interactive job."""
+        """The job's id, or in a job array the id of this element. ``None`` in an interactive job."""
         if self.job_name() in _INTERACTIVE or "SLURM_JOB_ID" not in self.environ:
             return None
         return self.number("SLURM_JOB_ID")
 
     def requeue_id(self) -> str | None:
-        """The id for ``scontrol requeue``: the job's id, or ``<array>_<index>`` for the element of an array."""
+        """The id for ``scontrol requeue``: the job's id. For an element of a job array, ``<array>_<index>``."""
         array, index = self.environ.get("SLURM_ARRAY_JOB_ID"), self.environ.get("SLURM_ARRAY_TASK_ID")
         if array is not None and index is not None:
             return f"{array}_{index}"
@@ -145,8 +147,8 @@ class SLURMEnvironment(ClusterEnvironment):
         """Compare SLURM's tasks with ``devices`` and ``num_nodes``.
 
         Raises:
-            ConfigurationError: the settings differ from the tasks, the number of tasks per node is not set, or ``srun``
-                was not used.
+            ConfigurationError: the settings do not fit the tasks, the number of tasks per node is not set, or the
+                program was started without ``srun``.
         """
         tasks = self.world_size()
         if tasks > 1 and "SLURM_NTASKS_PER_NODE" not in self.environ:
@@ -178,8 +180,8 @@ def _in_a_step(environ: Mapping[str, str]) -> bool:
 
 
 def _is_of_skypilot(environ: Mapping[str, str]) -> bool:
-    """Whether SkyPilot has started the tasks of this step, one on each machine. False if an ``srun`` inside SkyPilot's
-    task has started them.
+    """Whether SkyPilot has started the tasks of this step, one on each machine. False if an ``srun`` in SkyPilot's task
+    has started the tasks.
     """
     machines = len(environ.get("SKYPILOT_NODE_IPS", "").split())
     sky = (str(machines), environ.get("SKYPILOT_NODE_RANK"))
@@ -187,6 +189,6 @@ def _is_of_skypilot(environ: Mapping[str, str]) -> bool:
 
 
 def first_node(nodes: str) -> str:
-    """Return the first name in SLURM's short form of a list: ``"gpu[07-12,20],cpu1"`` begins with ``"gpu07"``."""
+    """Return the first name in a list that SLURM has shortened. For ``"gpu[07-12,20],cpu1"``, return ``"gpu07"``."""
     first = re.split(r"[\s,](?![^\[]*\])", nodes.strip())[0]
     return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first)

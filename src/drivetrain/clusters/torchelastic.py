@@ -1,4 +1,4 @@
-"""The environment of ``torchrun``, and of other launchers that are based on torch's elastic agent."""
+"""Ranks of processes that ``torchrun``, or another launcher based on torch's elastic agent, has started."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from drivetrain.clusters.environment import ClusterEnvironment
 
 
 class TorchElasticEnvironment(ClusterEnvironment):
-    """The process was started by ``torchrun``, which sets the variables that the base class reads.
+    """The environment of ``torchrun``. The base class reads the variables of ``torchrun``.
 
     Args:
-        environ: the environment variables; ``None``: the variables of this process.
+        environ: the environment variables, by default those of this process.
     """
 
     detect_priority = 500

@@ -1,4 +1,4 @@
-"""Google's Vertex AI, which runs the program once on each replica of a custom training job."""
+"""Ranks in a custom training job of Google's Vertex AI, which runs the program once on each replica."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from drivetrain.clusters._machines import MachinesEnvironment, json_of
 from drivetrain.clusters.environment import DEFAULT_PORT
 from drivetrain.errors import ConfigurationError
 
-# the pools that train, with the primary replica and the workers; other pools have parameter servers and evaluators
+# the worker pools that train: the primary replica's and the workers'. Other pools are for parameter servers and
+# evaluators.
 _POOLS = ("workerpool0", "workerpool1")
 
 
 class VertexEnvironment(MachinesEnvironment):
-    """Reads ``CLUSTER_SPEC``: the ranks are the replicas of ``workerpool0``, then those of ``workerpool1``.
+    """Reads ``CLUSTER_SPEC``. The first ranks are the replicas of ``workerpool0``, the next those of ``workerpool1``.
 
     Source: https://cloud.google.com/vertex-ai/docs/training/distributed-training#cluster-spec-format
 
     Args:
-        environ: the environment variables; ``None``: the variables of this process.
+        environ: the environment variables, by default those of this process.
     """
 
     detect_priority = 50
@@ -35,11 +36,10 @@ class VertexEnvironment(MachinesEnvironment):
         return len(self._replicas())
 
     def node_rank(self) -> int:
-        """The index of this replica among the replicas that train.
+        """Return the index of this replica among the replicas that train.
 
         Raises:
-            ConfigurationError: this replica is a parameter server or an evaluator, or its pool has no replica with its
-                index.
+            ConfigurationError: this replica is a parameter server or an evaluator, or its index is not in its pool.
         """
         task = json_of(self.environ, "CLUSTER_SPEC")["task"]
         pool, index = task.get("type"), task.get("index", 0)
@@ -61,6 +61,6 @@ class VertexEnvironment(MachinesEnvironment):
     def _replicas(self) -> list[str]:
         spec = json_of(self.environ, "CLUSTER_SPEC")
         cluster = spec.get("cluster") if isinstance(spec, dict) and isinstance(spec.get("task"), dict) else None
-        if not isinstance(cluster, dict):  # another program has set the variable
+        if not isinstance(cluster, dict):  # another program than Vertex AI has set the variable
             return []
         return [str(replica) for pool in _POOLS for replica in cluster.get(pool, [])]

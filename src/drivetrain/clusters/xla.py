@@ -1,4 +1,4 @@
-"""torch_xla, whose runtime numbers the replicas of a job."""
+"""Ranks of replicas that torch_xla starts and numbers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _NO_PORT = -1
 
 
 class XLAEnvironment(ClusterEnvironment):
-    """Takes the ranks from torch_xla's runtime, for a job whose processes ``xmp.spawn`` starts.
+    """Takes the ranks from torch_xla's runtime, in a job whose processes ``xmp.spawn`` starts.
 
-    Reading a rank starts the runtime in this process. The replicas find each other without an address. ``XLAStrategy``
-    creates this environment; the Trainer never detects it.
+    Reading a rank starts torch_xla's runtime in this process. The replicas need no address to find each other.
+    ``XLAStrategy`` creates this environment, and the Trainer never detects it.
 
     Args:
         environ: ignored.
@@ -25,7 +25,7 @@ class XLAEnvironment(ClusterEnvironment):
 
     @classmethod
     def detect(cls, environ: Mapping[str, str] = os.environ) -> bool:
-        """Whether torch_xla is installed, and ``PJRT_DEVICE`` selects its device."""
+        """Whether torch_xla is installed and the variable ``PJRT_DEVICE`` is set."""
         return "PJRT_DEVICE" in environ and find_spec("torch_xla") is not None
 
     @property
@@ -53,11 +53,11 @@ class XLAEnvironment(ClusterEnvironment):
         return int(xla_runtime.host_index())
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
-        """Accept any number: no replica is started yet, and torch_xla's runtime counts the replicas."""
+        """Accept any settings, because torch_xla's runtime counts the replicas after they have started."""
 
 
 def check_no_launcher() -> None:
-    """Check that no launcher has started several processes, because torch_xla starts the replicas itself.
+    """Check that no launcher has started several processes, because torch_xla itself starts the replicas.
 
     Raises:
         ConfigurationError: a launcher has started several processes.

@@ -1,11 +1,11 @@
 """Programs written for Lightning 2.6 run on drivetrain unchanged.
 
-``drivetrain exec train.py`` (or ``python -m drivetrain.compat train.py``) runs a program as Python would, and provides
-``lightning``, ``pytorch_lightning`` and ``lightning_fabric`` from this package. Inside a program or a notebook
-:func:`install` does the same; call it before the first import of one of these packages. Processes that the program
-starts import these packages from drivetrain, too.
+``drivetrain exec train.py`` (or ``python -m drivetrain.compat train.py``) runs a program as Python would. The program's
+imports of ``lightning``, ``pytorch_lightning`` and ``lightning_fabric`` get modules of drivetrain. Alternatively, a
+program or a notebook can call :func:`install` before the first import of these packages. Processes that the program
+starts also import these packages from drivetrain.
 
-See docs/compat.md for the names that are available, and :mod:`drivetrain.parity` for the switches.
+docs/compat.md lists the available names, and :mod:`drivetrain.parity` describes the switches.
 """
 
 from drivetrain.base.lazy import public

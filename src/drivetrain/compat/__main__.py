@@ -1,4 +1,4 @@
-"""``python -m drivetrain.compat``: the same as ``drivetrain exec``."""
+"""Runs the command ``drivetrain exec`` for ``python -m drivetrain.compat``."""
 
 import sys
 

@@ -18,21 +18,21 @@ from drivetrain.strategies import Strategy
 
 
 class NoBatchError(ConfigurationError, RuntimeError):
-    """A rank has no batch, while another has some."""
+    """This rank has no batch, but another rank has at least one."""
 
 
 def move_data_to_device(batch: Any, device: torch.device | str | int) -> Any:
-    """Return ``batch`` with the tensors in it, and other objects that have ``.to``, moved to ``device``."""
+    """Return ``batch`` with every object that has a method ``.to``, such as a tensor, moved to ``device``."""
     return move(batch, torch.device(device))
 
 
 def convert_to_tensors(data: Any, device: torch.device | str | int) -> Any:
-    """Return ``data`` with its numbers and NumPy arrays as tensors on ``device``; bools become uint8, ints int32."""
+    """Return ``data`` with numbers and NumPy arrays as tensors on ``device``: bools as uint8, ints as int32."""
     return move_data_to_device(map_leaves(_as_tensor, data), device)
 
 
 def convert_tensors_to_scalars(data: Any) -> Any:
-    """Return ``data`` with each tensor in it replaced by a Python number.
+    """Return ``data`` with a Python number in place of each tensor.
 
     Raises:
         ValueError: a tensor does not have exactly one element.
@@ -41,7 +41,7 @@ def convert_tensors_to_scalars(data: Any) -> Any:
 
 
 def extract_batch_size(batch: Any) -> int:
-    """Return the first dimension of the first tensor in a batch; warn if another tensor's first dimension differs.
+    """Return the size of the first dimension of the first tensor in a batch; warn if another tensor has another size.
 
     Raises:
         ConfigurationError: the batch contains no tensor.
@@ -58,7 +58,7 @@ def extract_batch_size(batch: Any) -> int:
 
 
 def sized_len(dataloader: object) -> int | None:
-    """Return ``len(dataloader)``; ``None`` if it has no length."""
+    """Return ``len(dataloader)``; ``None`` if ``dataloader`` has no length."""
     return sized_length(dataloader)
 
 
@@ -73,17 +73,18 @@ def has_len(dataloader: object) -> bool:
 def has_len_all_ranks(
     dataloader: object, strategy: Strategy, allow_zero_length_dataloader_with_multiple_devices: bool = False
 ) -> bool:
-    """Return whether ``dataloader`` has a length; every rank must call this.
+    """Return whether ``dataloader`` has a length; every rank must call this function.
 
-    Rank 0 warns if no rank has a batch, and if the length belongs to an iterable-style dataset.
+    Rank 0 warns if no rank has a batch. Rank 0 also warns if the loader has an iterable-style dataset with a length.
 
     Args:
         dataloader: any iterable.
         strategy: sums the lengths of all ranks.
-        allow_zero_length_dataloader_with_multiple_devices: whether this rank may have no batch while another has some.
+        allow_zero_length_dataloader_with_multiple_devices: whether a rank without batches is allowed if another rank
+            has batches.
 
     Raises:
-        NoBatchError: this rank has no batch, and another rank has some.
+        NoBatchError: this rank has no batch, another rank has batches, and the argument does not allow this.
     """
     length = sized_len(dataloader)
     if length is None:
@@ -111,8 +112,7 @@ def has_iterable_dataset(dataloader: object) -> bool:
 
 
 def suggested_max_num_workers(local_world_size: int) -> int:
-    """Return the number of workers for each process's loader: its share of the processors, minus one for the process
-    itself.
+    """Return the number of workers for the loader of each process: the processors per process, minus one.
 
     Args:
         local_world_size: the number of processes on this machine.

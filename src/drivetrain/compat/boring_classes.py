@@ -14,7 +14,7 @@ from drivetrain.module.datamodule import LightningDataModule
 from drivetrain.module.module import LightningModule
 
 _FEATURES = 32
-_SAMPLES = 64  # per stage
+_SAMPLES = 64  # the number of samples per stage
 
 
 class RandomDataset(Dataset[Tensor]):
@@ -67,11 +67,10 @@ class BoringModel(LightningModule):
         return self.layer(x)
 
     def loss(self, preds: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Return the mean squared distance of ``preds`` from ``labels``, by default from 1."""
+        """Return the mean squared error of ``preds``; the default of ``labels`` is ones."""
         return F.mse_loss(preds, torch.ones_like(preds) if labels is None else labels)
 
     def step(self, batch: Any) -> Tensor:
-        """Return the loss of a batch."""
         return self.loss(self(batch))
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -110,7 +109,7 @@ class ManualOptimBoringModel(BoringModel):
 
 
 class DemoModel(LightningModule):
-    """One linear layer and a ReLU, trained by Adam; a command line can set the constructor's arguments."""
+    """One linear layer and a ReLU, trained by Adam."""
 
     def __init__(self, out_dim: int = 10, learning_rate: float = 0.02) -> None:
         super().__init__()
@@ -128,7 +127,7 @@ class DemoModel(LightningModule):
 
 
 _STAGES = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ("predict",)}
-_STREAMED = {"train": 512, "val": 128, "test": 256, "predict": 64}  # samples by stage
+_STREAMED = {"train": 512, "val": 128, "test": 256, "predict": 64}  # the number of samples by stage
 
 
 def _loaders(name: str) -> Any:
@@ -140,17 +139,15 @@ def _loaders(name: str) -> Any:
 
 
 class _DataPerStage(LightningDataModule):
-    """Returns a loader for each data set that ``setup`` has created for a stage."""
+    """Base class: the loaders for the data sets that ``setup`` creates."""
 
     _attribute: str
 
     def setup(self, stage: str) -> None:
-        """Create the data sets for ``stage``."""
         for name in _STAGES.get(stage, ()):
             setattr(self, self._attribute.format(name), self._data(name))
 
     def _data(self, name: str) -> Any:
-        """Return the data for "train", "val", "test" or "predict"."""
         raise NotImplementedError
 
     train_dataloader = _loaders("train")
@@ -168,7 +165,7 @@ class _OneSetPerStage(_DataPerStage):
 
 
 class BoringDataModule(_OneSetPerStage):
-    """Random vectors for :class:`BoringModel`; each stage has a part of the same data set."""
+    """Random vectors for :class:`BoringModel`: one data set, of which each stage gets a part."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -187,7 +184,7 @@ class BoringDataModuleNoLen(_OneSetPerStage):
 
 
 class IterableBoringDataModule(_DataPerStage):
-    """Random vectors for :class:`BoringModel`: for each stage two loaders, the second without a length."""
+    """Random vectors for :class:`BoringModel`: each stage has two loaders, and the second loader has no length."""
 
     _attribute = "{}_datasets"
     train_datasets: list[Dataset[Tensor]]
@@ -201,7 +198,7 @@ class IterableBoringDataModule(_DataPerStage):
 
 
 class Net(nn.Module):
-    """A small convolutional network for images of 28 x 28 pixels; it returns ten log-probabilities."""
+    """A small convolutional network for images of 28 x 28 pixels; the output is ten log-probabilities."""
 
     def __init__(self) -> None:
         super().__init__()

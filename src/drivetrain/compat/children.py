@@ -1,7 +1,7 @@
-"""Lets the processes that a program starts use drivetrain.compat, too: environment variables pass it on.
+"""Lets the processes that a program starts use drivetrain.compat too, by means of environment variables.
 
-``PYTHONPATH`` begins with the folder ``startup``, and a Python process imports ``sitecustomize.py`` from this folder
-when it starts. This includes children of multiprocessing with "spawn" or "forkserver", and of
+``PYTHONPATH`` begins with the folder ``startup``. Each Python process imports ``sitecustomize.py`` from this folder at
+its start. This includes child processes of multiprocessing ("spawn" or "forkserver") and of
 ``subprocess.run([sys.executable, ...])``. ``sitecustomize.py`` reads :data:`VARIABLE` and installs drivetrain.compat.
 """
 
@@ -11,16 +11,18 @@ import os
 from collections.abc import Sequence
 
 VARIABLE = "DRIVETRAIN_COMPAT"
-"""The environment variable with switches of :mod:`drivetrain.parity`, separated by commas, or "none"."""
+"""The name of an environment variable: its value lists switches of :mod:`drivetrain.parity`, with commas, or is
+"none".
+"""
 
 GENERATION = f"{VARIABLE}_GENERATION"
-"""The environment variable with the version of Lightning whose names are available, such as "1.3"; unset for 2.6."""
+"""The name of an environment variable: its value is the Lightning version to imitate, such as "1.3". Unset for 2.6."""
 
 _STARTUP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "startup")
 
 
 def inherit(switches: Sequence[str], generation: str = "") -> None:
-    """Make processes that are started from now on call ``compat.install`` with ``switches`` and ``generation``."""
+    """Set the environment so that new child processes call ``compat.install`` with ``switches`` and ``generation``."""
     os.environ[VARIABLE] = ",".join(switches) or "none"
     os.environ.pop(GENERATION, None)
     if generation:

@@ -1,9 +1,8 @@
-"""Lightning's ``fabric.plugins.collectives``: torch.distributed's functions as methods of an object, also for one
-process.
+"""Lightning's ``fabric.plugins.collectives``: the functions of torch.distributed as methods of an object.
 
 A :class:`Collective` is used in one of three ways. After ``launch`` of an Engine, ``setup`` joins the Engine's process
 group. Without an Engine, ``setup(main_address=..., main_port=...)`` creates the process group, and ``teardown``
-destroys it. ``create_group`` creates a group of some of the ranks.
+destroys the group. ``create_group`` creates a group of some of the ranks.
 """
 
 from __future__ import annotations
@@ -25,7 +24,10 @@ default_pg_timeout = timedelta(seconds=1800)
 
 
 class Collective(ABC):
-    """Base class: operations between the ranks of a group. Each operation returns the tensor or list that it fills."""
+    """Base class: operations between the ranks of a group.
+
+    Each operation returns the tensor or list that received the result.
+    """
 
     def __init__(self) -> None:
         self._group: Any = None
@@ -148,7 +150,7 @@ class TorchCollective(Collective):
     """
 
     manages_default_group = False
-    """Whether :meth:`setup` has created the job's process group; if so, :meth:`teardown` destroys that group."""
+    """Whether :meth:`setup` has created the job's process group. If True, :meth:`teardown` destroys this group."""
 
     addr_key = "MASTER_ADDR"
     port_key = "MASTER_PORT"
@@ -160,7 +162,7 @@ class TorchCollective(Collective):
 
     @property
     def group(self) -> Any:
-        """The group of this object; the group of the complete job if :meth:`create_group` was not called."""
+        """The group of this object. Before a call of :meth:`create_group`, this is the group of all ranks."""
         return dist.GroupMember.WORLD if self._group is None else self._group
 
     @property
@@ -258,8 +260,8 @@ class TorchCollective(Collective):
         return self
 
     def teardown(self) -> Self:
-        """Leave the group; also destroy the job's process group if :meth:`setup` has created it and no other group is
-        left.
+        """Leave the group. If no other group is left, also destroy a job's process group that :meth:`setup` has
+        created.
         """
         is_member = self.group is not dist.GroupMember.NON_GROUP_MEMBER
         if self._group is not None:
@@ -304,7 +306,7 @@ class TorchCollective(Collective):
 
 
 class SingleDeviceCollective(Collective):
-    """The operations of a single process, which exchange nothing."""
+    """The operations for a job with one process; nothing is exchanged."""
 
     rank = 0
     world_size = 1

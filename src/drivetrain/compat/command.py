@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain exec") 
         prog: the command's name in messages.
 
     Returns:
-        The exit code, if the program does not exit itself.
+        The exit code, unless the program ends with :func:`sys.exit`.
     """
     made = parser(prog)
     given = made.parse_args(arguments)

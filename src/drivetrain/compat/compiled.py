@@ -1,5 +1,5 @@
-"""Lightning's ``utilities.compile``: convert results of ``torch.compile`` to modules that are compiled in place, and
-back.
+"""Lightning's ``utilities.compile``: converts a result of ``torch.compile`` to a module that is compiled in place, or
+undoes the compilation.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from drivetrain.module.module import LightningModule
 
 
 def from_compiled(model: Any) -> LightningModule:
-    """Return the LightningModule in a result of ``torch.compile``, without the wrapper and compiled in place instead.
+    """Return the LightningModule inside a result of ``torch.compile``, compiled in place.
 
     Raises:
         WrongTypeError: ``model`` is not a result of ``torch.compile``, or contains no LightningModule.
@@ -40,7 +40,7 @@ def to_uncompiled(model: Any) -> LightningModule:
 
 
 def _maybe_unwrap_optimized(model: Any) -> LightningModule:
-    """Return ``model`` itself, or for a result of ``torch.compile`` the result of :func:`from_compiled`."""
+    """Return ``from_compiled(model)`` if ``model`` is a result of ``torch.compile``; otherwise return ``model``."""
     return _checked(model) if original(model) is model else from_compiled(model)
 
 

@@ -1,6 +1,6 @@
-"""``trainer._checkpoint_connector`` and similar attributes: parts of a Trainer under the names that libraries use.
+"""Provides ``trainer._checkpoint_connector`` and similar attributes of Lightning's Trainer, which libraries read.
 
-The libraries finetuning-scheduler, PINA and scvi-tools read these attributes, although the names are private.
+The libraries finetuning-scheduler, PINA and scvi-tools use these private names.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from drivetrain.trainer import attach, checkpoint, weights
 
 
 class AcceleratorView:
-    """What a Trainer has chosen, such as its accelerator and its devices, under Lightning's names.
+    """The accelerator, devices and other choices of a Trainer, under Lightning's names.
 
     Attributes:
         accelerator: the accelerator.
@@ -39,8 +39,7 @@ class AcceleratorView:
         is_distributed: whether there are several processes.
         use_distributed_sampler: the Trainer's argument of this name.
 
-    Setting one of these attributes raises NotSupportedError, because the Trainer decides their values when it is
-    created.
+    Setting one of these attributes raises NotSupportedError, because the Trainer's constructor decides the values.
     """
 
     def __init__(self, plan: Plan, settings: Settings) -> None:
@@ -66,7 +65,7 @@ class AcceleratorView:
 
 
 class CallbackView:
-    """Sorts callbacks as a Trainer does."""
+    """Sorts callbacks into the order in which a Trainer calls them."""
 
     @staticmethod
     def _reorder_callbacks(callbacks: Sequence[Callback]) -> list[Callback]:
@@ -74,14 +73,14 @@ class CallbackView:
 
 
 class CheckpointView:
-    """Restores parts of a checkpoint while a run is under way; each part has a method of its own.
+    """Restores parts of a checkpoint during a fit; each part has a method of its own.
 
-    To resume a fit from a file, pass ``ckpt_path`` to ``fit`` instead: ``fit`` also restores the position in training,
-    and checks that the checkpoint fits. The methods here make only torch's own checks.
+    To resume a fit from a file, pass ``ckpt_path`` to ``fit`` instead of calling these methods: ``fit`` also restores
+    the position in training, and checks that the checkpoint fits. These methods make only the checks that torch makes.
 
     Attributes:
-        _loaded_checkpoint: the checkpoint that :meth:`resume_start` has read and :meth:`resume_end` will drop; a
-            program may replace it.
+        _loaded_checkpoint: the checkpoint that is being restored, from :meth:`resume_start` to :meth:`resume_end`. A
+            program can replace the checkpoint.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -104,7 +103,7 @@ class CheckpointView:
             self._loaded_checkpoint = checkpoint.load(self.trainer, self._path, weights_only)
 
     def restore(self, checkpoint_path: str | Path | None = None, weights_only: bool | None = None) -> None:
-        """Read the checkpoint, and restore everything in it except the position in training."""
+        """Read the checkpoint, and restore all entries except the position in training."""
         self.resume_start(checkpoint_path, weights_only)
         self.restore_datamodule()
         self.restore_model()
@@ -115,7 +114,6 @@ class CheckpointView:
         self.resume_end()
 
     def restore_datamodule(self) -> None:
-        """Restore the datamodule's state."""
         datamodule = self.trainer.datamodule
         if datamodule is not None and (name := type(datamodule).__qualname__) in self._loaded_checkpoint:
             datamodule.load_state_dict(self._loaded_checkpoint[name])
@@ -142,7 +140,7 @@ class CheckpointView:
         """Restore the states of the optimizers and schedulers.
 
         Raises:
-            KeyError: the checkpoint has no such states.
+            KeyError: the checkpoint has no states of optimizers or schedulers.
         """
         if not self._loaded_checkpoint:
             return
@@ -156,11 +154,9 @@ class CheckpointView:
         self.restore_lr_schedulers()
 
     def restore_optimizers(self) -> None:
-        """Restore the optimizers' states."""
         self.trainer.strategy.load_optimizer_state_dict(self._loaded_checkpoint)
 
     def restore_lr_schedulers(self) -> None:
-        """Restore the schedulers' states."""
         states = self._loaded_checkpoint["lr_schedulers"]
         for config, state in zip(self.trainer.lr_scheduler_configs, states, strict=False):
             config.scheduler.load_state_dict(state)
@@ -169,7 +165,7 @@ class CheckpointView:
         """Not supported.
 
         Raises:
-            NotSupportedError: the position of a running run cannot be changed.
+            NotSupportedError: always, because the position of a run cannot be changed during the run.
         """
         raise NotSupportedError(
             "The progress of a run that is under way cannot be restored. Resume from the checkpoint instead: "
@@ -179,36 +175,38 @@ class CheckpointView:
     restore_training_state = restore_loops
 
     def resume_end(self) -> None:
-        """Drop the checkpoint, and wait for the other ranks."""
+        """Free the checkpoint, and wait for the other ranks."""
         self._loaded_checkpoint = {}
         self.trainer.strategy.barrier("resume_end")
 
     def dump_checkpoint(self, weights_only: bool | None = None) -> dict[str, Any]:
-        """Return the checkpoint that ``trainer.save_checkpoint`` would write. Every rank must call this method."""
+        """Return the content of the checkpoint that ``trainer.save_checkpoint`` would write. Every rank must call this
+        method.
+        """
         return checkpoint.dump(self.trainer, bool(weights_only))
 
 
 class LoaderSource:
-    """Tells whether a stage, such as "fit", has loaders, and returns them."""
+    """The loaders of a stage, such as "fit"."""
 
     def __init__(self, trainer: Trainer, stage: str) -> None:
         self._trainer = trainer
         self._stage = stage
 
     def is_defined(self) -> bool:
-        """Return whether the current or last run has loaders for the stage, passed by the program or returned by a
-        hook.
+        """Return whether the current or last run has loaders for the stage. The program or a hook can provide the
+        loaders.
         """
         run = self._trainer.current_run
         return run is not None and run.loaders.available(self._stage)
 
     def dataloader(self) -> Any:
-        """Return the stage's loaders, passed by the program or returned by a hook, before their samples are distributed
-        over the ranks.
+        """Return the stage's loaders as the program or a hook provided them: before samples are distributed over the
+        ranks.
 
         Raises:
-            ConfigurationError: there are no loaders. In ``setup``, loaders that were passed to the Trainer are not
-                known yet.
+            ConfigurationError: there are no loaders. In the hook ``setup``, loaders passed to the Trainer are not known
+                yet.
         """
         trainer, hook = self._trainer, LOADER_HOOKS[self._stage]
         if trainer.current_run is not None:
@@ -223,7 +221,7 @@ class LoaderSource:
 
 
 class DataView:
-    """A Trainer's loaders, its module and its datamodule.
+    """The loaders, module and datamodule of a Trainer.
 
     Attributes:
         _train_dataloader_source, _val_dataloader_source, _test_dataloader_source, _predict_dataloader_source: the
@@ -239,7 +237,7 @@ class DataView:
 
 
 class LoggerView:
-    """A Trainer's logged values, and a method that passes values to the loggers."""
+    """The logged values of a Trainer, and a method that passes values to the loggers."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
@@ -250,7 +248,7 @@ class LoggerView:
     callback_metrics: dict[str, Any] = reads("trainer.callback_metrics", "The Trainer's.")
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Pass ``metrics`` to every logger, by default at the current step."""
+        """Pass ``metrics`` to every logger; the default of ``step`` is the current step."""
         numbers = {name: float(value) for name, value in metrics.items()}
         if numbers and self.trainer.loggers:
             self.trainer._log(numbers, self.trainer.logger_step if step is None else step)
@@ -261,7 +259,7 @@ class ResultView:
 
     Attributes:
         meta: how the value was logged: ``name``, ``on_step``, ``on_epoch``, ``prog_bar``, and ``sync.should``.
-        is_tensor: whether numbers were logged, not a metric object.
+        is_tensor: True if numbers were logged, False if a metric object was logged.
     """
 
     def __init__(self, logged: Logged) -> None:
@@ -276,7 +274,7 @@ class ResultView:
 
 
 class ResultsView:
-    """The names that were logged in the current epoch of the running stage.
+    """The values logged in the current epoch of the running stage.
 
     Attributes:
         result_metrics: one entry for each name.

@@ -18,7 +18,9 @@ from drivetrain.settings import Settings
 
 
 class _AcceleratorConnector(AcceleratorView):
-    """What a Trainer with these arguments would choose; scvi-tools asks this before it creates a Trainer.
+    """The choices that a Trainer with these arguments would make.
+
+    The library scvi-tools reads the choices before it creates a Trainer.
 
     Args:
         devices, accelerator: as for the Trainer.
@@ -33,7 +35,7 @@ class _AcceleratorConnector(AcceleratorView):
         super().__init__(resolve(settings), settings)
 
     def _check_and_init_precision(self) -> Any:
-        """Return the precision. nequip wraps this method for its own devices; the Trainer does not call it."""
+        """Return the precision. The library nequip wraps this method; the Trainer does not call the method."""
         return self.precision
 
 
@@ -52,7 +54,7 @@ def _register_classes(registry: Any, method: str, module: ModuleType, parent: ty
 
 
 class _MockOptimizer(torch.optim.Optimizer):
-    """An optimizer without parameters, for trying the arguments of a scheduler."""
+    """An optimizer without parameters, to check the arguments of a scheduler."""
 
     def __init__(self) -> None:
         super().__init__([torch.zeros(1)], {})
@@ -81,4 +83,4 @@ def _only_fsdp2(name: str, instead: str) -> NotSupportedError:
 
 
 def do_nothing_closure() -> None:
-    """Return ``None``: a closure for an optimizer step that computes no loss."""
+    """Do nothing: a closure for optimizer steps that need no loss."""

@@ -21,7 +21,7 @@ _OF_THE_ENGINE = frozenset(
         "dp_world_size", "mp_world_size",
     }
 )  # fmt: skip
-_MODEL_FILES = ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt")  # ZeRO-1 and 2; ZeRO-3
+_MODEL_FILES = ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt")  # of ZeRO-1 and 2; of ZeRO-3
 
 
 def ds_checkpoint_dir(checkpoint_dir: str | Path, tag: str | None = None) -> str:
@@ -52,10 +52,10 @@ def ds_checkpoint_dir(checkpoint_dir: str | Path, tag: str | None = None) -> str
 def convert_zero_checkpoint_to_fp32_state_dict(
     checkpoint_dir: str | Path, output_file: str | Path, tag: str | None = None
 ) -> dict[str, Any]:
-    """Write the float32 weights of a sharded checkpoint, and the other data that the Trainer saved with them, to one
-    file.
+    """Convert a sharded checkpoint to one file, with float32 weights and the other data that the Trainer saved.
 
-    ``load_from_checkpoint`` can read this file. Pass only folders that you trust, because their files are unpickled.
+    ``load_from_checkpoint`` can read this file. Pass only folders that you trust, because this function unpickles files
+    in the folder.
 
     Args:
         checkpoint_dir: the folder in which DeepSpeed has saved.

@@ -1,7 +1,7 @@
 """Lightning's ``demos.transformer`` and ``demos.lstm``: two small language models, and WikiText-2 for them.
 
-Submodules have the same names as in Lightning and are created in the same order, so that checkpoints fit and initial
-weights are the same.
+Submodules have the names and the order of creation of Lightning's models. Therefore checkpoints fit, and initial
+weights are equal.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from drivetrain.errors import WrongTypeError
 from drivetrain.module.module import LightningModule
 
-_WORDS = 33278  # number of different words in WikiText-2, including the end of a line
+_WORDS = 33278  # the number of different words in WikiText-2; the end of a line counts as a word
 _URL = "https://raw.githubusercontent.com/pytorch/examples/main/word_language_model/data/wikitext-2/train.txt"
 _END_OF_LINE = "<eos>"
 
@@ -27,7 +27,7 @@ _END_OF_LINE = "<eos>"
 
 
 class Dictionary:
-    """Numbers words in the order in which they are added.
+    """A dictionary that gives each new word the next number.
 
     Attributes:
         word2idx: the number of each word.
@@ -39,7 +39,7 @@ class Dictionary:
         self.idx2word: list[str] = []
 
     def add_word(self, word: str) -> int:
-        """Return the number of ``word``; a word without one gets a new number."""
+        """Return the number of ``word``; a new word gets the next number."""
         number = self.word2idx.setdefault(word, len(self.idx2word))
         if number == len(self.idx2word):
             self.idx2word.append(word)
@@ -50,7 +50,9 @@ class Dictionary:
 
 
 def tokenize(path: str | Path) -> tuple[Tensor, Dictionary]:
-    """Return the words of a text as numbers, of shape ``(words,)``, and their dictionary; ``<eos>`` ends each line."""
+    """Return the words of a text as numbers, of shape ``(words,)``, and the dictionary of the words; ``<eos>`` ends
+    each line.
+    """
     dictionary = Dictionary()
     with open(path, encoding="utf-8") as lines:
         numbers = [dictionary.add_word(word) for line in lines for word in (*line.split(), _END_OF_LINE)]
@@ -58,7 +60,7 @@ def tokenize(path: str | Path) -> tuple[Tensor, Dictionary]:
 
 
 class WikiText2(Dataset[tuple[Tensor, Tensor]]):
-    """WikiText-2 in blocks; a sample is a block of words and the block shifted by one word.
+    """WikiText-2 in blocks; a sample is a block of words and the same block shifted by one word.
 
     Args:
         data_dir: the folder of ``wikitext-2.txt``.
@@ -100,7 +102,7 @@ class WikiText2(Dataset[tuple[Tensor, Tensor]]):
 
 
 class SequenceSampler(Sampler[list[int]]):
-    """Batches for a recurrent model: sample ``i`` of each batch continues sample ``i`` of the batch before.
+    """Batches for a recurrent model: the text of sample ``i`` continues in sample ``i`` of the next batch.
 
     Args:
         dataset: a dataset of consecutive samples.
@@ -124,7 +126,7 @@ class SequenceSampler(Sampler[list[int]]):
 
 
 class PositionalEncoding(nn.Module):
-    """Adds sines and cosines of a sample's length to the sample, followed by dropout.
+    """Adds a positional encoding of sines and cosines, then applies dropout.
 
     Args:
         dim: number of features, even.
@@ -143,7 +145,7 @@ class PositionalEncoding(nn.Module):
         """Return ``x``, of shape ``(batch, length, dim)``, with the encoding added."""
         if self.pe is None:
             self.pe = self._encodings(x.device)
-        # Like Lightning, this adds the encoding of one position, the length, to all words, so that results agree.
+        # As in Lightning, all words get the encoding of one position, the length, so that results agree.
         return self.dropout(x + self.pe[:, x.size(1)])
 
     def _encodings(self, device: torch.device) -> Tensor:
@@ -185,7 +187,9 @@ class Transformer(nn.Module):
         self.src_mask: Tensor | None = None
 
     def generate_square_subsequent_mask(self, size: int) -> Tensor:
-        """Return a mask of shape ``(size, size)``: 0 for a word and those before it, minus infinity for later ones."""
+        """Return a mask of shape ``(size, size)``: 0 for a word and the words before, minus infinity for the words
+        after.
+        """
         return torch.full((size, size), -math.inf).triu(diagonal=1)
 
     def forward(self, inputs: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -260,7 +264,7 @@ class SimpleLSTM(nn.Module):
         self.init_weights()
 
     def init_weights(self) -> None:
-        """Draw the weights of the input embedding, then those of the output layer, and set the output layer's bias to
+        """Draw the weights of the input embedding, then the weights of the output layer; set the output layer's bias to
         0.
         """
         nn.init.uniform_(self.encoder.weight, -0.1, 0.1)

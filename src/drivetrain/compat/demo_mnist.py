@@ -22,7 +22,7 @@ _HOST = "https://pl-public-data.s3.amazonaws.com/MNIST/processed"
 
 
 class _HostedMNIST(Dataset[tuple[Tensor, int]]):
-    """MNIST, read from two files of tensors; :func:`MNIST` returns this dataset where torchvision's cannot be used.
+    """MNIST, read from two files of tensors; :func:`MNIST` returns this dataset if torchvision's is not available.
 
     Args:
         root: the folder whose subfolder ``MNIST/complete`` has the files.
@@ -64,9 +64,10 @@ class _HostedMNIST(Dataset[tuple[Tensor, int]]):
 
 
 def MNIST(*args: Any, **kwargs: Any) -> Dataset[Any]:
-    """Return torchvision's MNIST; if its host refuses the download, return the same digits from another host.
+    """Return torchvision's MNIST; if the host of torchvision's files refuses the download, return the digits from
+    another host.
 
-    If the environment variable ``PL_USE_MOCKED_MNIST`` is set, the other host is used at once, and torchvision is not
+    If the environment variable ``PL_USE_MOCKED_MNIST`` is set, only the other host is used, and torchvision is not
     needed.
 
     Raises:
@@ -91,8 +92,8 @@ class MNISTDataModule(LightningDataModule):
         data_dir: the folder of the files.
         val_split: the number of training images used for validation.
         num_workers: the workers of each loader.
-        normalize: scale pixels to -1 ... 1 instead of 0 ... 1; this needs torchvision.
-        seed: stored; the split is the same for every seed.
+        normalize: scale pixels to -1 ... 1 instead of 0 ... 1; needs torchvision.
+        seed: stored in the attribute ``seed``; has no effect on the split.
         batch_size: the batch size of each loader; an incomplete last batch is dropped.
     """
 
@@ -118,8 +119,8 @@ class MNISTDataModule(LightningDataModule):
 
     @property
     def default_transforms(self) -> Callable[[Any], Tensor] | None:
-        """Return the transform from an image to a tensor; ``None`` without torchvision, because samples are tensors
-        then.
+        """Return the transform from an image to a tensor; ``None`` without torchvision, because samples are then
+        tensors already.
         """
         if find_spec("torchvision") is None:
             return None

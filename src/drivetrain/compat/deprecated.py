@@ -1,7 +1,8 @@
-"""Former names of classes, which Lightning 2.6 still has. Creating an object under a former name gives a warning, and
-an object of the class that has replaced it.
+"""Former names of classes, which Lightning 2.6 still has. A call of a former name warns, and creates an object of the
+class that has replaced the former class.
 
-Names for accelerators that Lightning no longer supports can be imported, and raise an error when they are called.
+Lightning no longer supports some accelerators. A program can import the former names of these accelerators; a call
+raises an error.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from drivetrain.errors import NotSupportedError
 
 
 class RemovedError(NotSupportedError, NotImplementedError):
-    """The program called a class that Lightning has removed and drivetrain lacks. Also a NotImplementedError."""
+    """The program called a class that Lightning has removed; also a NotImplementedError."""
 
 
 def _former(name: str, current: type, **fixed: Any) -> Any:
-    """Return the class ``current`` under a former name; if ``fixed`` is given, the constructor gets ``fixed`` instead
-    of the caller's arguments.
+    """Return the class ``current`` under a former name. If ``fixed`` is given, the constructor of ``current`` gets
+    ``fixed`` instead of the caller's arguments.
     """
 
     def __new__(cls: type, *args: Any, **kwargs: Any) -> Any:
@@ -39,7 +40,7 @@ def _former(name: str, current: type, **fixed: Any) -> Any:
 
 
 def _removed(name: str) -> Any:
-    """Return a class that can be imported, but not called."""
+    """Return a class that can be imported, and raises an error when called."""
 
     def __init__(self: Any, *_: Any, **__: Any) -> None:
         raise RemovedError(f"{name} no longer exists, and drivetrain has no support for HPU. Write another class.")

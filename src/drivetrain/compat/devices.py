@@ -39,5 +39,5 @@ def is_cuda_available() -> bool:
 
 
 def find_free_network_port() -> int:
-    """Return the TCP port in the environment variable ``STANDALONE_PORT``, or a free port if it is unset."""
+    """Return the TCP port in the environment variable ``STANDALONE_PORT``, or a free port if the variable is unset."""
     return int(os.environ["STANDALONE_PORT"]) if "STANDALONE_PORT" in os.environ else free_port()

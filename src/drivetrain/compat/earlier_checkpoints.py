@@ -1,12 +1,12 @@
 """Checkpoints of Lightning 1.x and 2.x, converted to drivetrain's layout.
 
-Such a file describes the position in training as follows::
+A Lightning file describes the position in training as follows::
 
     2.x, and 1.6 to 1.9         loops["fit_loop"]: counters of epochs, batches and optimizer steps, each as the numbers
                                 ready, started, processed and completed, in this run (current) and in all (total)
     1.0 to 1.5                  epoch and global_step only, both counted as if the epoch were over
 
-No such file contains the random state, or tells which batches of an epoch are finished.
+These files contain no random state, and do not tell which batches of an epoch are finished.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from drivetrain.loops.window import Window
 
 State = dict[str, Any]
 
-_STAGES = ("train", "validate", "test", "predict")  # stages of a Timer
+_STAGES = ("train", "validate", "test", "predict")  # the stages of a Timer
 _SCALER_KEYS = ("MixedPrecisionPlugin", "NativeMixedPrecisionPlugin", "native_amp_scaling_state")  # of GradScaler
 _INTERVAL = re.compile(r"datetime\.timedelta\(([^()]*)\)")
 
@@ -37,16 +37,17 @@ _INTERVAL = re.compile(r"datetime\.timedelta\(([^()]*)\)")
 def migrate(checkpoint: State, resuming: bool = False) -> State:
     """Convert a Lightning checkpoint to the layout of drivetrain's Trainer; return any other value unchanged.
 
-    Hyperparameters become dictionaries, without objects whose classes were not loaded. The file's other entries are
-    kept.
+    Hyperparameters become dictionaries. Objects whose classes were not loaded are left out. The file's other entries
+    are kept.
 
     Args:
-        checkpoint: the data that was read; it is not changed.
-        resuming: whether training resumes from ``checkpoint``; if so, a warning names what the file lacks.
+        checkpoint: the content of the file; not changed.
+        resuming: whether training resumes from ``checkpoint``; if so, a warning names the missing entries.
 
     Returns:
-        A new dictionary, or ``checkpoint`` if no conversion is needed. Its ``loops`` have the entry "drivetrain". The
-        key of a callback's state that Lightning before 1.5 saved is the name of the callback's class.
+        A new dictionary, or ``checkpoint`` if no conversion is needed. The entry ``loops`` contains the entry
+        "drivetrain". For files from before Lightning 1.5, the key of a callback's state is the name of the callback's
+        class.
     """
     if not isinstance(checkpoint, Mapping) or "state_dict" not in checkpoint or "drivetrain_version" in checkpoint:
         return checkpoint
@@ -85,7 +86,7 @@ def _warn_of_the_unknown(checkpoint: State, knows_place: bool) -> None:
 
 
 def _known(state: Any) -> Any:
-    """Return a dictionary without the items that contain objects whose classes were not loaded."""
+    """Return a dictionary without the items whose value contains an object of a class that was not loaded."""
     if not isinstance(state, Mapping):
         return state
     return {key: value for key, value in state.items() if not any(placeholders(value))}
@@ -95,12 +96,12 @@ def _known(state: Any) -> Any:
 
 
 def _migrate_hparams(checkpoint: State) -> None:
-    for old in ("hparams", "module_arguments"):  # before 0.9
+    for old in ("hparams", "module_arguments"):  # the entry's names before 0.9
         if old in checkpoint:
             hparams = checkpoint.pop(old)
             if "hyper_parameters" not in checkpoint:
                 checkpoint["hyper_parameters"] = hparams
-                if old == "hparams":  # __init__ took all hyperparameters as one argument of this name
+                if old == "hparams":  # __init__ takes all hyperparameters as one argument
                     checkpoint.setdefault("hparams_name", "hparams")
     for key in ("hyper_parameters", "datamodule_hyper_parameters"):
         hparams = checkpoint.get(key)
@@ -109,23 +110,23 @@ def _migrate_hparams(checkpoint: State) -> None:
         if isinstance(hparams, Mapping):
             checkpoint[key] = dict(_known(hparams))
         else:
-            checkpoint.pop(key, None)  # another type, such as an object of a configuration library
+            checkpoint.pop(key, None)  # an object of another type, for example from a configuration library
 
 
 # ---- the position in training ----------------------------------------------------------------------------------------
 
 
 def _progress(fit_loop: State, checkpoint: State) -> State:
-    """Return drivetrain's counters for a ``fit_loop`` that Lightning 1.6 or later has saved."""
+    """Convert the counters in the entry "fit_loop" of Lightning 1.6 or later to drivetrain's counters."""
     epochs, batches = fit_loop["epoch_progress"]["current"], fit_loop["epoch_loop.batch_progress"]
     now, ever = batches["current"], batches["total"]
-    over = epochs["processed"] >= epochs["ready"]  # no batches are left, but the epoch's end hooks may still run
+    over = epochs["processed"] >= epochs["ready"]  # no batch is left; hooks at the epoch's end can be missing
     ending = over and epochs["completed"] < epochs["processed"]
     begun = epochs["started"] >= epochs["ready"]
     done = now["processed"] if begun and (ending or not over) else 0
     steps, manual = _optimizer_steps(fit_loop, checkpoint)
     stepped = fit_loop.get("epoch_loop.state_dict", {}).get("_batches_that_stepped", steps)  # since 1.6.5
-    if not over:  # a hook or a validation may have saved before the batch was counted
+    if not over:  # a save in a hook or a validation can precede the count of the batch
         stepped += now["processed"] - now["completed"] if manual else 1
     return {
         **_fresh_progress(),
@@ -142,10 +143,10 @@ def _progress(fit_loop: State, checkpoint: State) -> State:
 
 
 def fit_loop_of(position: State) -> State:
-    """Convert drivetrain's counters back: return the entry "fit_loop" of a Lightning 2.x checkpoint for ``position``.
+    """Convert drivetrain's counters in ``position`` to the entry "fit_loop" of a Lightning 2.x checkpoint.
 
-    The optimizer steps are entered for automatic and for manual optimization, because a checkpoint does not tell which
-    of them the module used.
+    The number of optimizer steps is written for automatic and for manual optimization, because the checkpoint does not
+    contain the kind of optimization.
     """
     ending, done = bool(position.get("epoch_ending")), int(position.get("batches_done", 0))
     inside = done > 0 and not ending
@@ -183,12 +184,12 @@ def _counters(count: int) -> State:
 
 
 def _validation(fit_loop: State, batches: State) -> str:
-    """Return the state of the validation after the last batch: "" if it has not begun, "running" or "done"."""
+    """Return the state of the validation after the last batch: "" (not begun), "running" or "done"."""
     if batches["completed"] < batches["processed"]:
-        return ""  # the batch's own hooks had not finished
+        return ""  # the hooks after the batch have not finished
     names = ("epoch_loop.val_loop.batch_progress", "epoch_loop.val_loop.epoch_loop.batch_progress")
     progress = next((fit_loop[name] for name in names if name in fit_loop), None)
-    if progress is None or progress["total"]["ready"] == 0:  # no validation in this epoch
+    if progress is None or progress["total"]["ready"] == 0:  # there was no validation in this epoch
         return ""
     now = progress["current"]
     return "done" if progress["is_last_batch"] and now["completed"] >= now["ready"] else "running"
@@ -197,14 +198,14 @@ def _validation(fit_loop: State, batches: State) -> str:
 def _optimizer_steps(fit_loop: State, checkpoint: State) -> tuple[int, bool]:
     """Return the number of optimizer steps so far, and whether the module used manual optimization."""
     automatic = manual = None
-    for name, state in fit_loop.items():  # the loops' names differ between versions, but not their suffixes
+    for name, state in fit_loop.items():  # only the suffixes of the loops' names are equal in all versions
         if name.endswith("optimizer_loop.optim_progress") or name.endswith("automatic_optimization.optim_progress"):
             automatic = state["optimizer"]["step"]["total"]["completed"]
         elif name.endswith(".optim_step_progress"):
             manual = state["total"]["completed"]
     if automatic is None and manual is None:
         return int(checkpoint["global_step"]), False
-    # `fit_loop_of` sets both counters to the same number. If Lightning resumes from such a file, one of them advances.
+    # `fit_loop_of` sets both counters to one number. A later run of Lightning advances only one of the counters.
     return max(automatic or 0, manual or 0), (manual or 0) > (automatic or 0)
 
 
@@ -216,7 +217,7 @@ def _progress_of_epochs(checkpoint: State) -> State:
     return {
         **_fresh_progress(),
         "current_epoch": int(checkpoint.get("epoch", 0)),
-        "earlier_batches": steps,  # too few if gradients were accumulated over several batches
+        "earlier_batches": steps,  # too few, if gradients were accumulated over several batches
         "global_step": steps,
         "stepped_batches": steps,
     }
@@ -225,8 +226,8 @@ def _progress_of_epochs(checkpoint: State) -> State:
 def _fresh_progress() -> State:
     """Return the counters of a fit that has not begun.
 
-    They do not tell whether a limit or a request to stop has cut an epoch short. Such an epoch counts as complete: a
-    resumed fit does not train on the epoch's remaining batches.
+    Lightning's counters do not tell whether a limit or a request to stop has cut an epoch short. An epoch that was cut
+    short therefore counts as complete: a resumed fit does not train on the epoch's remaining batches.
     """
     return {**Progress().state_dict(), **Window().place()}
 
@@ -239,12 +240,12 @@ def _migrate_precision(checkpoint: State) -> None:
         if old in checkpoint:
             state = checkpoint.pop(old)
             checkpoint.setdefault("MixedPrecision", state)
-    checkpoint.pop("amp_scaling_state", None)  # the state of NVIDIA's apex, which is not supported any more
+    checkpoint.pop("amp_scaling_state", None)  # NVIDIA's apex is no longer supported
 
 
 def _callbacks(checkpoint: State) -> dict[str, State]:
     found: dict[Any, Any] = dict(checkpoint.get("callbacks") or {})
-    best = checkpoint.pop("checkpoint_callback_best_model_path", None)  # before 0.10
+    best = checkpoint.pop("checkpoint_callback_best_model_path", None)  # an entry before 0.10
     score = checkpoint.pop("checkpoint_callback_best_model_score", checkpoint.pop("checkpoint_callback_best", None))
     if best is not None:
         found.setdefault("ModelCheckpoint", {"best_model_path": best, "best_model_score": score})
@@ -262,8 +263,8 @@ def _callbacks(checkpoint: State) -> dict[str, State]:
 
 
 def _state_key(key: Any) -> str:
-    """Return the key in drivetrain's checkpoints for the callback whose state Lightning saved under ``key``."""
-    if isinstance(key, type) and issubclass(key, Placeholder):  # before 1.5, the class itself was the key
+    """Convert Lightning's key of a callback's state to drivetrain's key."""
+    if isinstance(key, type) and issubclass(key, Placeholder):  # before 1.5, the key was the class itself
         return key.path.rpartition(".")[2]
     if isinstance(key, type):
         return key.__qualname__
@@ -271,23 +272,23 @@ def _state_key(key: Any) -> str:
     try:
         given = ast.literal_eval(_INTERVAL.sub(_in_seconds, brace + arguments))
     except (ValueError, SyntaxError, TypeError, OverflowError):
-        return str(key)  # a key that the user's callback defines
+        return str(key)  # the user's callback defines this key
     if not isinstance(given, dict):
         return str(key)
     if "every_n_train_steps" in given:
-        given.pop("save_on_train_epoch_end", None)  # 1.5 to 1.8
+        given.pop("save_on_train_epoch_end", None)  # only 1.5 to 1.8 have this entry
     return f"{name}{given!r}"
 
 
 def _in_seconds(match: re.Match[str]) -> str:
-    """Return the seconds of a timedelta that is written as ``datetime.timedelta(...)``."""
+    """Convert the text ``datetime.timedelta(...)`` to seconds."""
     parts = dict(part.strip().split("=") for part in match.group(1).split(",") if "=" in part)
     return repr(timedelta(**{name: int(number) for name, number in parts.items()}).total_seconds())
 
 
 def _callback_state(state: Any, checkpoint: State) -> Any:
-    """Return a callback's state with drivetrain's fields; ``None`` if too much is missing. The entries of ``state``
-    tell which callback has saved it.
+    """Return a callback's state with drivetrain's fields; ``None`` if too much is missing. The names in ``state`` tell
+    which callback saved the state.
     """
     if not isinstance(state, Mapping):
         return state
@@ -296,7 +297,7 @@ def _callback_state(state: Any, checkpoint: State) -> Any:
     if "wait_count" in state and "patience" in state:
         if "best_score" not in state:
             return None
-        reasons = ("stopping_reason", "stopping_reason_message")  # left out: Lightning numbers them differently
+        reasons = ("stopping_reason", "stopping_reason_message")  # Lightning numbers the reasons differently
         return {
             **{name: value for name, value in state.items() if name not in reasons},
             "stopped_epoch": state.get("stopped_epoch", 0),
@@ -311,8 +312,8 @@ def _model_checkpoint_state(state: State, checkpoint: State) -> State:
     best, score, monitor = state["best_model_path"] or "", state.get("best_model_score"), state.get("monitor")
     models = {path: torch.as_tensor(value) for path, value in (state.get("best_k_models") or {}).items()}
     if best and not models:
-        # Without a monitor, and in files from before 1.5, only the best model's file is known. drivetrain then ranks
-        # files by step.
+        # Without a monitor, and in files from before 1.5, only the best model's file is known. In these cases,
+        # drivetrain ranks files by step.
         models = {best: torch.as_tensor(float(checkpoint["global_step"]) if score is None else score)}
     kth = state.get("kth_best_model_path") or (best if len(models) == 1 else "")
     return {
@@ -330,8 +331,8 @@ def _model_checkpoint_state(state: State, checkpoint: State) -> State:
 
 
 def _monitored(callbacks: dict[str, State]) -> dict[str, Any]:
-    """Return the values that callbacks monitored when they saved, because schedulers that step at the end of an epoch
-    may need these values.
+    """Return the monitored metrics in the states of callbacks. Schedulers that step at the end of an epoch can need
+    these metrics.
     """
     return {
         state["monitor"]: state["current_score"]

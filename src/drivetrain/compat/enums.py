@@ -1,4 +1,4 @@
-"""Lightning's enumerations of options. A member is equal to the plain string that drivetrain uses."""
+"""Lightning's enumerations of options. Each member is equal to a plain string, which drivetrain uses."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class LightningEnum(str, Enum):
 
     @classmethod
     def from_str(cls: type[E], value: str, source: str = "key") -> E:
-        """Return the member whose name is ``value``; with ``source="value"``, the member whose value is ``value``; with
-        ``source="any"``, the member whose name or value is ``value``.
+        """Return the member whose name is ``value``. ``source="value"`` compares the member's value instead, and
+        ``source="any"`` compares both.
 
         Raises:
-            ValueError: there is no such member.
+            ValueError: no member is found.
         """
         if (found := cls.try_from_str(value, source)) is None:
             raise ValueError(f"{cls.__name__} has no member {value!r}. Known: {', '.join(cls.__members__)}.")
@@ -25,7 +25,7 @@ class LightningEnum(str, Enum):
 
     @classmethod
     def try_from_str(cls: type[E], value: str, source: str = "key") -> E | None:
-        """Return the member that :meth:`from_str` returns; ``None`` if there is no such member."""
+        """Return the member that :meth:`from_str` returns; ``None`` if no member is found."""
         for member in cls:
             candidates = {"key": [member.name], "value": [member.value]}.get(source, [member.name, member.value])
             if value.lower() in map(str.lower, candidates):
@@ -47,7 +47,7 @@ class GradClipAlgorithmType(LightningEnum):
 
     @staticmethod
     def supported_type(val: str) -> bool:
-        """Return whether the algorithm exists."""
+        """Return whether ``val`` names an algorithm."""
         return val in GradClipAlgorithmType.supported_types()
 
     @staticmethod
@@ -64,7 +64,7 @@ class Interval(LightningEnum):
 
 
 class _FaultTolerantMode(LightningEnum):
-    """An option of Lightning 1.5 to 1.9; checkpoints of these versions contain it."""
+    """An option of Lightning 1.5 to 1.9, which is in checkpoints of these versions."""
 
     DISABLED = "disabled"
     AUTOMATIC = "automatic"

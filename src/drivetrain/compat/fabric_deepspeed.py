@@ -1,4 +1,6 @@
-"""Lightning's ``fabric.strategies.DeepSpeedStrategy``: DeepSpeed in your own loop, with Fabric's signatures."""
+"""Lightning's ``fabric.strategies.DeepSpeedStrategy``: DeepSpeed for training loops that use Fabric or drivetrain's
+Engine, with Fabric's signatures.
+"""
 
 from __future__ import annotations
 
@@ -28,17 +30,17 @@ from drivetrain.strategies import _deepspeed_config, _deepspeed_optimizers, _dee
 from drivetrain.strategies.familiar import standing_for
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT
 
-_TAG = "checkpoint"  # the subfolder in a checkpoint's folder
+_TAG = "checkpoint"  # the name of the subfolder in a checkpoint's folder
 _OF_DEEPSPEED = frozenset(
     {
         "module", "buffer_names", "optimizer", "param_shapes", "lr_scheduler", "sparse_tensor_module_names",
         "skipped_steps", "global_steps", "global_samples", "dp_world_size", "mp_world_size", "ds_config", "ds_version",
     }
 )  # fmt: skip
-"""Names in a checkpoint that DeepSpeed reserves for itself."""
+"""The names that DeepSpeed reserves in a checkpoint."""
 
 _LOSS_SCALING = ("loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis", "min_loss_scale")
-"""Constructor arguments for the precision "16-true"; each is also an attribute."""
+"""The constructor's arguments for the precision "16-true". Each of these is also an attribute."""
 
 
 @dataclass
@@ -56,21 +58,22 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
 
     Set up a module together with its optimizer. ``fabric.backward(loss)`` and ``optimizer.step()`` call DeepSpeed's
     engine. To accumulate gradients, set ``gradient_accumulation_steps`` in the engine's configuration, or use
-    ``fabric.no_backward_sync``. A scheduler that was passed to ``fabric.setup`` is stepped after each optimizer step.
-    Checkpoints are folders of DeepSpeed's own format.
+    ``fabric.no_backward_sync``. The strategy steps a scheduler passed to ``fabric.setup`` after each optimizer step.
+    Checkpoints are folders in DeepSpeed's own format.
 
     Args:
         accelerator, parallel_devices, cluster_environment, precision, process_group_backend, timeout: as for DDP.
-        stage: what is sharded over the ranks. 1: optimizer states; 2: gradients too; 3: parameters too.
+        stage: what is sharded over the ranks. 1: optimizer states; 2: optimizer states and gradients; 3: optimizer
+            states, gradients and parameters.
         remote_device: with stage 3, the device on which ``fabric.init_module`` creates parameters.
         logging_batch_size_per_gpu: the batch size in DeepSpeed's messages.
-        config: DeepSpeed's configuration, or the path of its JSON file; it replaces all arguments that are entries of a
-            configuration. ``None``: the file that the environment variable ``PL_DEEPSPEED_CONFIG_PATH`` names, if there
-            is one.
+        config: DeepSpeed's configuration, or the path of a JSON file; replaces all arguments that are entries of a
+            configuration. ``None``: the path in the environment variable ``PL_DEEPSPEED_CONFIG_PATH``, if the variable
+            is set.
         logging_level: the level of DeepSpeed's own logger.
         loss_scale, initial_scale_power, loss_scale_window, hysteresis, min_loss_scale: the loss scaling with precision
             "16-true".
-        load_full_weights: ignored, because a file is always read as complete weights, and a folder as DeepSpeed's own
+        load_full_weights: ignored; a file is always read as complete weights, a folder always as DeepSpeed's own
             format.
         exclude_frozen_parameters: leave parameters with ``requires_grad=False`` out of checkpoints.
         zero_optimization: must be True. All arguments that are not listed here are entries of DeepSpeed's
@@ -157,7 +160,7 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
 
     @property
     def zero_stage_3(self) -> bool:
-        """Whether parameters are spread over the ranks."""
+        """Whether parameters are sharded over the ranks."""
         return self.stage == 3
 
     _deepspeed_engine: Any = reads("deepspeed_engine", "DeepSpeed's engine, under a name that programs read.")
@@ -173,7 +176,7 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
     # ---- set up --------------------------------------------------------------------------------------------------
 
     def setup_module(self, module: nn.Module) -> nn.Module:  # type: ignore[override]
-        """Set up ``module`` for evaluation, without an optimizer; with stage 3, return an engine around ``module``."""
+        """Set up ``module`` for evaluation, without an optimizer. With stage 3, return an engine around ``module``."""
         module = super().setup_module(module)
         return module if self.stage < 3 else self._started(module, None)
 
@@ -186,8 +189,8 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
     def setup_module_and_optimizers(
         self, module: nn.Module, optimizers: list[Optimizer], scheduler: Any = None
     ) -> tuple[nn.Module, list[Optimizer], Any]:
-        """Return DeepSpeed's engine around ``module``, and the optimizer and scheduler. The engine makes the
-        optimizer's steps.
+        """Return DeepSpeed's engine around ``module``, and the optimizer and scheduler. The engine steps the
+        optimizer.
         """
         if len(optimizers) != 1:
             raise ConfigurationError(
@@ -207,19 +210,18 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
         return engine, optimizers, scheduler
 
     def module_init_context(self, empty_init: bool | None = None) -> AbstractContextManager[Any]:
-        """Context in which new layers are created; with stage 3, each is partitioned over the ranks as soon as it is
-        created.
+        """Context in which new layers are created; with stage 3, DeepSpeed shards each layer right after the layer's
+        creation.
         """
         return self.module_sharded_context() if self.zero_stage_3 else super().module_init_context(empty_init)
 
     def module_sharded_context(self) -> AbstractContextManager[Any]:
-        """Context in which, with stage 3, each layer is partitioned over the ranks as soon as it is created."""
+        """Context for new layers; with stage 3, DeepSpeed shards each layer right after the layer's creation."""
         if not self.zero_stage_3 or self.remote_device is None:
             return self.model_sharded_context()
         return self._deepspeed().zero.Init(config_dict_or_path=self.engine_config(), remote_device=self.remote_device)
 
     def _started(self, module: nn.Module, optimizer: Optimizer | None) -> nn.Module:
-        """Return a new engine of ``module``."""
         with self._for(module):
             self._start_engine(optimizer)
             engine: nn.Module = self._engine
@@ -227,15 +229,15 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
 
     @contextmanager
     def _for_trained(self, module: nn.Module) -> Iterator[_Trained | None]:
-        """Enter :meth:`_for` for a module or its engine; yield the module's :class:`_Trained`, or ``None`` if the
-        module was set up without an optimizer.
+        """Context of :meth:`_for` for a module or its engine. Yields the :class:`_Trained` of the module, or ``None``
+        if the module was set up without an optimizer.
         """
         one = self._of(module)
         with self._for(module) if one is None else self._for(one.module, one.engine):
             yield one
 
     def _for(self, module: nn.Module, engine: Any = None) -> AbstractContextManager[None]:
-        """Context in which ``module`` and ``engine`` take the place of the base class's single module and engine."""
+        """Context in which the methods of the base class use ``module`` and ``engine``."""
         return standing_for(self, lightning_module=module, _engine=engine)
 
     def _of(self, what: Any) -> _Trained | None:
@@ -243,7 +245,7 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
         return next((each for each in self._all if what in (each.engine, each.module) or what is each.optimizer), None)
 
     def teardown(self) -> None:
-        """Release the engines; with one process, the modules are complete afterwards."""
+        """Release the engines. With one process, the modules contain complete parameters afterwards."""
         last = self._all.pop() if self._all else None
         while self._all:
             one = self._all.pop(0)
@@ -256,7 +258,9 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
     # ---- one step ------------------------------------------------------------------------------------------------
 
     def backward(self, tensor: Tensor, module: nn.Module | None, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
-        """Let the engine compute the gradients of ``tensor``, with the loss scaling of the engine's configuration."""
+        """Let the engine compute the gradients of ``tensor``; the engine's configuration determines the loss
+        scaling.
+        """
         one = self._all[0] if module is None and len(self._all) == 1 else self._of(module)
         if one is None:
             raise ConfigurationError(
@@ -266,7 +270,7 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
         one.engine.backward(tensor, *args, **kwargs)
 
     def optimizer_step(self, optimizer: Optimizer, **kwargs: Any) -> Any:  # type: ignore[override]
-        """Let the engine step if it has accumulated enough gradients; after such a step, step the scheduler."""
+        """Let the engine step if enough gradients are accumulated; after this step, step the scheduler."""
         one = self._of(optimizer)
         if one is None:
             return Strategy.optimizer_step(self, optimizer, **kwargs)
@@ -277,14 +281,14 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
         return loss
 
     def zero_grad(self, optimizer: Optimizer) -> None:
-        """Do nothing for an engine's optimizer: the engine may be accumulating gradients, and clears them itself."""
+        """Do nothing for an engine's optimizer, because the engine clears gradients itself."""
         if self._of(optimizer) is None:
             optimizer.zero_grad()
 
     @contextmanager
     def accumulating(self, model: Any) -> Iterator[None]:
         if (one := self._of(model)) is None or one.engine.gradient_accumulation_steps() > 1:
-            yield  # the engine counts batches itself, so the context does nothing
+            yield  # the engine counts the batches itself
             return
         one.engine.set_gradient_accumulation_boundary(False)
         try:
@@ -308,12 +312,12 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
     # ---- checkpoints ---------------------------------------------------------------------------------------------
 
     def get_module_state_dict(self, module: nn.Module) -> dict[str, Any]:
-        """Return complete weights on rank 0; every rank must call this."""
+        """Return complete weights on rank 0; every rank must call this method."""
         with self._for_trained(module):
             return self.lightning_module_state_dict()
 
     def load_module_state_dict(self, module: nn.Module, state_dict: Mapping[str, Any], strict: bool = True) -> None:
-        """Load complete weights; every rank must call this."""
+        """Load complete weights; every rank must call this method."""
         with self._for_trained(module) as one:
             self.load_model_state_dict({"state_dict": state_dict}, strict)
             if one is not None:
@@ -326,7 +330,7 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
         storage_options: Any = None,
         filter: snapshots.Filters | None = None,
     ) -> None:
-        """Write a folder of DeepSpeed's own format, which also contains plain data and other objects' states.
+        """Write a folder in DeepSpeed's own format, with the states of other objects and plain data.
 
         Raises:
             ConfigurationError: ``state`` does not have exactly one module with its optimizer, or a name is reserved by
@@ -343,7 +347,7 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
                 f"The state has the names {', '.join(map(repr, taken))}, which DeepSpeed uses itself. Rename them."
             )
         besides = snapshots.of(rest, {}, self.states(self))
-        # a scheduler may have changed the optimizer's options since the last step
+        # A scheduler can have changed the optimizer's options since the last step.
         _deepspeed_optimizers.pass_options_to(one.engine, one.optimizer)
         one.engine.save_checkpoint(
             str(self.broadcast(path)), tag=_TAG, client_state=besides,
@@ -353,7 +357,8 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
     def load_checkpoint(  # type: ignore[override]
         self, path: str | Path, state: Target = None, strict: bool = True, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Read a file with weights, or a folder of DeepSpeed's own format, which is unpickled and can run code.
+        """Read a file with weights, or a folder in DeepSpeed's own format. Files in the folder are unpickled and can
+        run code.
 
         Raises:
             CheckpointError: the checkpoint does not fit.
@@ -390,7 +395,7 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
 
 
 def _config(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return DeepSpeed's configuration that the constructor's arguments describe."""
+    """Build DeepSpeed's configuration from the constructor's arguments."""
 
     def named(*names: str) -> dict[str, Any]:
         return {name: given[name] for name in names}

@@ -13,21 +13,19 @@ from drivetrain.strategies.collectives import operation_of
 
 
 class FabricDataParallelStrategy(Strategy, plain.DataParallelStrategy):  # type: ignore[misc]  # Fabric's signatures
-    """Runs the module on all devices in one process; see :class:`drivetrain.strategies.DataParallelStrategy`.
+    """Uses all devices from one process; see :class:`drivetrain.strategies.DataParallelStrategy`.
 
     Args:
         accelerator, checkpoint_io, precision: as for every strategy.
-        parallel_devices: the devices; the module is on the first; ``None``: as the Engine decides.
+        parallel_devices: the devices; the first device has the module; ``None``: as the Engine decides.
     """
 
     _plain: type = plain.DataParallelStrategy
-    cluster_environment = None  # there are no other processes
+    cluster_environment = None  # this process is the only process
     __init__ = constructor(plain.DataParallelStrategy, "accelerator", "parallel_devices", "checkpoint_io", "precision")
 
     def all_reduce(self, collection: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """Replace each tensor, which holds one output per device, by the mean of its elements; return other
-        values unchanged.
-        """
+        """Return ``collection`` with each tensor replaced by its mean; a tensor contains one value per device."""
         operation_of(reduce_op)
         return map_leaves(_mean, collection) if reduce_op in ("mean", "avg", None) else collection
 

@@ -1,6 +1,6 @@
 """Lightning's ``fabric.loggers``: drivetrain's loggers with Fabric's signatures, such as ``CSVLogger(root_dir=...)``.
 
-The names of the classes begin with "Fabric", so that ``CSVLogger`` without a module is unambiguous on a command line.
+The class names begin with "Fabric", so that ``CSVLogger`` on a command line always means drivetrain's class.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ _ON_ONE_MACHINE = {"HYBRID_SHARD": "FULL_SHARD", "_HYBRID_SHARD_ZERO2": "SHARD_G
 
 
 class _ShardedStates(States):
-    """How a strategy for sharded models loads optimizer states: each rank loads its own shards."""
+    """Loads optimizer states for a strategy of this file: each rank loads its own shards."""
 
     loads_optimizers = True
     _strategy: _Sharded
@@ -50,7 +50,9 @@ class _ShardedStates(States):
         self._strategy.load_optimizer_states([optimizer], [self._numbered(optimizer, state)], {})
 
     def _numbered(self, optimizer: Optimizer, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the state with parameter numbers instead of the names in Lightning's files."""
+        """Return the state with the parameters' numbers in place of their names, because Lightning's files contain
+        names.
+        """
         if not any(isinstance(each, str) for group in state["param_groups"] for each in group["params"]):
             return state
         own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
@@ -59,11 +61,14 @@ class _ShardedStates(States):
 
 
 class _Sharded(Strategy):
-    """Base of both strategies: only shards of a module are moved to a device, and checkpoints may contain shards."""
+    """Base class of both strategies.
+
+    Only shards of a module are moved to a device, and checkpoints can contain shards.
+    """
 
     states = _ShardedStates
     large: tuple[str, ...]
-    loading: Sequence[nn.Module] = ()  # the modules into which a checkpoint is being read
+    loading: Sequence[nn.Module] = ()  # the modules that a checkpoint is being loaded into
 
     def load_checkpoint(  # type: ignore[override]
         self, path: str | Path, state: Target = None, strict: bool = True, weights_only: bool | None = None
@@ -74,7 +79,7 @@ class _Sharded(Strategy):
         Raises:
             CheckpointError: the checkpoint does not fit, or is a folder that Lightning has written.
         """
-        if Path(path, ".metadata").is_file():  # reading a folder of torch.distributed.checkpoint unpickles this file
+        if Path(path, ".metadata").is_file():  # torch.distributed.checkpoint unpickles this file
             raise CheckpointNameError(
                 f"{path} is a folder that Lightning has written, and drivetrain's folders have another format. Run "
                 f"python -m lightning.fabric.utilities.consolidate_checkpoint {path} where Lightning is installed, and "
@@ -89,21 +94,24 @@ class _Sharded(Strategy):
             self.loading = ()
 
     def module_to_device(self, module: nn.Module) -> None:
-        """Do nothing: the complete module may be larger than the device, and ``setup_module`` moves the shards."""
+        """Do nothing, because the complete module can be too large for the device; ``setup_module`` moves the
+        shards.
+        """
 
     def module_init_context(self, empty_init: bool | None = None) -> AbstractContextManager[Any]:
-        """Context in which new layers are created in the precision's dtype; with ``empty_init``, they get no memory.
+        """Context in which new layers are created in the precision's dtype; with ``empty_init``, without memory.
 
-        ``setup_module`` shards layers without memory, allocates the shards, and calls the layers' ``reset_parameters``.
+        For layers without memory, ``setup_module`` allocates only the shards, and calls the layers'
+        ``reset_parameters``.
         """
         on_meta = torch.device("meta") if empty_init else None
         return entered(on_meta, self.precision_plugin.module_init_context(), self.module_sharded_context())
 
     module_sharded_context: Any = calls("model_sharded_context")
-    """Context in which layers may be sharded as they are created; ``setup_module`` shards the other layers."""
+    """Context in which layers can be sharded at their creation; ``setup_module`` shards the other layers."""
     get_module_state_dict: Any = calls("module_state")
-    """``get_module_state_dict(module)``: return the state of ``module`` for a checkpoint: shards, or complete tensors
-    on rank 0. Every rank must call this.
+    """``get_module_state_dict(module)``: return the state of ``module`` for a checkpoint: shards, or on rank 0
+    complete tensors. Every rank must call this method.
     """
 
     def load_module_state_dict(self, module: nn.Module, state_dict: Mapping[str, Any], strict: bool = True) -> None:
@@ -114,16 +122,16 @@ class _Sharded(Strategy):
 class FabricFSDPStrategy(  # type: ignore[misc]  # Fabric's signatures, on purpose
     _Sharded, FabricParallelStrategy, plain.FSDPStrategy
 ):
-    """FSDP2 for your own loop; see :class:`drivetrain.strategies.FSDPStrategy`.
+    """FSDP2, with Fabric's signatures; see :class:`drivetrain.strategies.FSDPStrategy`.
 
     Args:
         accelerator, parallel_devices, cluster_environment, precision, process_group_backend, timeout: as for DDP.
         cpu_offload, mixed_precision, auto_wrap_policy, activation_checkpointing, activation_checkpointing_policy,
-            sharding_strategy, device_mesh: as for drivetrain's FSDPStrategy. The objects of torch's first FSDP, such as
-            ``CPUOffload``, are accepted, too.
-        state_dict_type: "sharded": checkpoints are folders, into which each process writes its shards; "full":
-            checkpoints are files.
-        others: arguments of torch's first FSDP without effect here, which are ignored with a warning.
+            sharding_strategy, device_mesh: as for drivetrain's FSDPStrategy. Objects of torch's FSDP1, such as
+            ``CPUOffload``, are also accepted.
+        state_dict_type: "sharded": checkpoints are folders, and each process writes its own shards; "full": checkpoints
+            are files.
+        others: further arguments of torch's FSDP1, which are ignored with a warning.
     """
 
     _plain: type = plain.FSDPStrategy
@@ -155,7 +163,7 @@ class FabricFSDPStrategy(  # type: ignore[misc]  # Fabric's signatures, on purpo
         )  # fmt: skip
         self.mixed_precision = mixed_precision
         self._asked_sharding = self.options.sharding
-        self._wrapped: WeakSet[nn.Module] = WeakSet()  # layers that the program has wrapped itself
+        self._wrapped: WeakSet[nn.Module] = WeakSet()  # the layers that the program has wrapped
         self._wraps_layers = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -168,8 +176,10 @@ class FabricFSDPStrategy(  # type: ignore[misc]  # Fabric's signatures, on purpo
             self.options = replace(self.options, sharding=on_one)  # one machine needs no hybrid sharding
 
     def module_sharded_context(self) -> AbstractContextManager[Any]:
-        """Context in which torch's ``wrap(layer)`` selects the layers that are gathered one at a time."""
-        if self._wraps_layers:  # torch's context is not reentrant
+        """Context in which torch's ``wrap(layer)`` marks ``layer``. The strategy gathers each marked layer
+        separately.
+        """
+        if self._wraps_layers:  # torch's context cannot be entered twice
             return nullcontext()
         return entered(standing_for(self, _wraps_layers=True), fsdp_wrap.enable_wrap(wrapper_cls=self._wrap))
 
@@ -194,7 +204,7 @@ class FabricFSDPStrategy(  # type: ignore[misc]  # Fabric's signatures, on purpo
 
     @property
     def _fsdp_kwargs(self) -> dict[str, Any]:
-        """The arguments that Lightning would pass to torch's first FSDP, under a name that programs read."""
+        """The arguments that Lightning would pass to torch's FSDP1; programs read this attribute."""
         policy = {} if (given := self.options.auto_wrap_policy) is None else {"auto_wrap_policy": given}
         return {"use_orig_params": True, **policy}
 
@@ -216,11 +226,11 @@ class FabricFSDPStrategy(  # type: ignore[misc]  # Fabric's signatures, on purpo
 class FabricModelParallelStrategy(  # type: ignore[misc]  # as above
     _Sharded, FabricParallelStrategy, plain.ModelParallelStrategy
 ):
-    """A user's function splits and shards the model; see :class:`drivetrain.strategies.ModelParallelStrategy`.
+    """Lets a user's function split and shard the model; see :class:`drivetrain.strategies.ModelParallelStrategy`.
 
     Args:
-        parallelize_fn: called with the module and the device mesh; returns the module to train. Parameters that the
-            function leaves complete are sharded over the dimension "data_parallel" of the mesh.
+        parallelize_fn: called with the module and the device mesh; returns the module to train. The strategy shards the
+            remaining complete parameters over the dimension "data_parallel" of the mesh.
         data_parallel_size, tensor_parallel_size, save_distributed_checkpoint, process_group_backend, timeout: as for
             drivetrain's ModelParallelStrategy.
     """
@@ -243,13 +253,13 @@ class FabricModelParallelStrategy(  # type: ignore[misc]  # as above
         self._parallelize_fn = parallelize_fn
 
     def setup_module(self, module: nn.Module) -> nn.Module:  # type: ignore[override]
-        """Copy rank 0's weights to every rank, call ``parallelize_fn``, and return its result with complete parameters
-        sharded.
+        """Copy rank 0's weights to every rank, call ``parallelize_fn``, and shard the parameters that are still
+        complete.
 
         Raises:
-            TypeError: the function does not return a module.
+            TypeError: ``parallelize_fn`` does not return a module.
         """
-        self._share(module)  # ranks may have drawn different weights
+        self._share(module)  # the ranks' random weights can differ
         made = self._parallelize_fn(module, self.device_mesh)
         if not isinstance(made, nn.Module):
             raise TypeError(
@@ -259,8 +269,8 @@ class FabricModelParallelStrategy(  # type: ignore[misc]  # as above
         return super().setup_module(compiled_in_place(made))
 
     def module_init_context(self, empty_init: bool | None = None) -> AbstractContextManager[Any]:
-        self._loads = bool(empty_init)  # then no layer initialises parameters, because a checkpoint will fill them
+        self._loads = bool(empty_init)  # a checkpoint will set all parameters
         return super().module_init_context(empty_init)
 
     def _split(self, module: nn.Module) -> None:
-        """Do nothing: ``parallelize_fn`` has split the layers."""
+        """Do nothing, because ``parallelize_fn`` has split the layers."""

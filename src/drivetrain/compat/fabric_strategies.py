@@ -1,9 +1,9 @@
 """Lightning's ``fabric.strategies``: base classes for strategies written for Fabric.
 
-Fabric's strategies and the Trainer's have methods with the same names but different signatures. Fabric's are
-``backward(tensor, module)`` and ``save_checkpoint(path, state)``, for example. Each class here has Fabric's signatures,
-so that a user's subclass can override methods and call ``super()``. Each of these base classes derives from the
-corresponding strategy of drivetrain, which does the work. An Engine calls the methods through :class:`FabricVerbs`.
+Fabric's strategies and the Trainer's have methods with the same names but different signatures. Examples in Fabric are
+``backward(tensor, module)`` and ``save_checkpoint(path, state)``. Each class here has Fabric's signatures, so that a
+user's subclass can override methods and call ``super()``. Each class here derives from the corresponding strategy of
+drivetrain, whose methods do the work. An Engine calls the methods through :class:`FabricVerbs`.
 """
 
 from __future__ import annotations
@@ -37,20 +37,23 @@ from drivetrain.strategies.placement import place
 from drivetrain.strategies.replicas import Replicas
 
 Target: TypeAlias = nn.Module | Optimizer | MutableMapping[str, Any] | None
-"""What a checkpoint is read into: a module, an optimizer, or several objects by name; ``None``: nothing."""
+"""The objects that receive the states in a checkpoint: a module, an optimizer, or several objects by name; ``None``:
+nothing.
+"""
 
 REFUSED = refused("Fabric's strategies")
 """Members of Fabric's strategies whose override is an error, and what to write instead."""
 
 MEMBERS = names("may be overridden")["Fabric's strategies"]
-"""Members that a strategy for Fabric may override; each override is called, or read."""
+"""Members that a strategy for Fabric can override; drivetrain calls or reads each override."""
 
 _OF_RANKS = ("accelerator", "parallel_devices", "cluster_environment", "checkpoint_io", "precision")
 
 
 def constructor(of: Any, *names: str) -> Any:
-    """Return a constructor with Fabric's arguments in Fabric's order, which calls the constructor of drivetrain's class
-    ``of``. Defaults are those of ``of``, in which ``precision`` is called ``precision_plugin``.
+    """Return a constructor that takes Fabric's arguments in Fabric's order, and calls the constructor of drivetrain's
+    class ``of``. The class ``of`` provides the defaults; Fabric's argument ``precision`` becomes the argument
+    ``precision_plugin`` of ``of``.
     """
     parameters = dict(inspect.signature(of.__init__).parameters)
     parameters["precision"] = parameters["precision_plugin"].replace(name="precision")
@@ -69,14 +72,16 @@ def constructor(of: Any, *names: str) -> Any:
 
 
 class FabricVerbs(Verbs):
-    """Calls the methods of a strategy written for Fabric with Fabric's signatures, on behalf of an Engine."""
+    """Calls a strategy written for Fabric, with Fabric's signatures, when an Engine needs the strategy."""
 
     strategy: Strategy
     takes_prepared = True
 
     @staticmethod
     def check(cls: type) -> None:
-        """Raise a ConfigurationError if a user's class defines a member that would be called wrongly or never."""
+        """Raise a ConfigurationError if a user's class defines a member that drivetrain would never call, or call
+        wrongly.
+        """
         own = overridden_members(cls)
         Members("strategy", REFUSED).check(cls)
         ours = {name for owner in cls.__mro__ if _is_ours(owner) and owner is not object for name in vars(owner)}
@@ -114,7 +119,7 @@ class FabricVerbs(Verbs):
         if move_to_device:
             strategy.module_to_device(converted)
         follow(optimizers, before, module)
-        # so that the base class's setup_module() does not convert the module again
+        # Otherwise the base class's setup_module() would convert the module again.
         with standing_for(strategy, lightning_module=converted, _converted=converted):
             if optimizers:
                 given = () if scheduler is None else (scheduler,)
@@ -167,7 +172,7 @@ class FabricVerbs(Verbs):
 
     def load(self, path: str | Path, state: Any, strict: bool, weights_only: bool | None) -> dict[str, Any]:
         if not isinstance(state, MutableMapping):
-            return super().load(path, state, strict, weights_only)  # None reads all entries; other types are an error
+            return super().load(path, state, strict, weights_only)  # None reads all entries; other types raise an error
         given = {name: _bare(value) for name, value in state.items()}
         rest = self.strategy.load_checkpoint(path=path, state=given, strict=strict, **reading(weights_only))
         for name in given:
@@ -180,7 +185,7 @@ class FabricVerbs(Verbs):
 
 
 class States:
-    """How a strategy for Fabric reads and loads the states of modules and optimizers."""
+    """Reads and loads the states of modules and optimizers for a strategy for Fabric."""
 
     loads_optimizers = False
 
@@ -195,15 +200,15 @@ class States:
         self._strategy.load_module_state_dict(module, state, strict=strict)
 
     def load_optimizer_state(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-        raise NotImplementedError  # never called, because optimizers load their states themselves
+        raise NotImplementedError  # never called: optimizers load their states themselves
 
 
 class _BackwardSyncControl(ABC):
-    """The object in a strategy's attribute ``_backward_sync_control``; it defers the exchange of gradients."""
+    """The type of a strategy's attribute ``_backward_sync_control``, which defers the exchange of gradients."""
 
     @abstractmethod
     def no_backward_sync(self, module: nn.Module, enabled: bool) -> AbstractContextManager[None]:
-        """Context in which backward passes through ``module`` exchange no gradients, if ``enabled``."""
+        """Context in which, if ``enabled``, backward passes through ``module`` exchange no gradients."""
 
 
 class _HeldBackByDDP(_BackwardSyncControl):
@@ -215,7 +220,7 @@ class _HeldBackByDDP(_BackwardSyncControl):
 
 @contextmanager
 def entered(*contexts: AbstractContextManager[Any] | None) -> Iterator[None]:
-    """Context that enters these contexts in order; ``None`` entries are skipped."""
+    """Context that enters ``contexts`` in order; ``None`` entries are skipped."""
     with ExitStack() as stack:
         for context in filter(None, contexts):
             stack.enter_context(context)
@@ -228,15 +233,13 @@ def not_drawn(empty_init: bool | None) -> AbstractContextManager[Any] | None:
 
 
 class _Served(ABCMeta):
-    """Metaclass: ``isinstance`` with a class of this file accepts drivetrain's strategies, which an Engine uses by
-    default.
-    """
+    """Makes ``isinstance(strategy, Strategy)`` True for drivetrain's own strategies, the Engine's default."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return cls.__subclasscheck__(instance.__class__)
 
     def __subclasscheck__(cls, subclass: type) -> bool:
-        # issubclass() cannot be used here: for an abstract class it asks all subclasses, including this one.
+        # issubclass() would call this method again, because an abstract class asks all its subclasses.
         return cls.__dict__.get("_plain", cls) in subclass.__mro__
 
 
@@ -258,7 +261,7 @@ class Strategy(plain.Strategy, metaclass=_Served):
     __init__: Any = constructor(plain.Strategy, "accelerator", "checkpoint_io", "precision")
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        if "_plain" in vars(cls):  # with the facts of drivetrain's class, except for these two
+        if "_plain" in vars(cls):  # classes of this file copy the facts of drivetrain's class
             cls.facts = cls._plain.facts.but(engine_verbs=FabricVerbs, engine_class=None)  # type: ignore[attr-defined]
         super().__init_subclass__(**kwargs)
 
@@ -280,11 +283,11 @@ class Strategy(plain.Strategy, metaclass=_Served):
         place(module, self.root_device)
 
     def setup_module(self, module: nn.Module) -> nn.Module:  # type: ignore[override]
-        """Return ``module``, which is already on the device, wrapped if there are several processes."""
+        """Return ``module``; with several processes, inside a wrapper. ``module`` is already on the device."""
         return super().setup_module(module, move_to_device=False)
 
     def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
-        """Return the optimizer to step instead of ``optimizer``."""
+        """Return the optimizer to use in place of ``optimizer``."""
         return optimizer
 
     def setup_module_and_optimizers(
@@ -295,7 +298,7 @@ class Strategy(plain.Strategy, metaclass=_Served):
         return module, [self.setup_optimizer(optimizer) for optimizer in optimizers], scheduler
 
     def module_init_context(self, empty_init: bool | None = None) -> AbstractContextManager[Any]:
-        """Context in which new layers are created on the device, in the precision's dtype; with ``empty_init``, their
+        """Context in which new layers are created on the device, in the precision's dtype; with ``empty_init``,
         parameters are not initialised.
         """
         of_tensors, of_layers = super().tensor_init_context(), self.precision_plugin.module_init_context()
@@ -308,11 +311,11 @@ class Strategy(plain.Strategy, metaclass=_Served):
         return super().batch_to_device(batch, device)
 
     def backward(self, tensor: Tensor, module: nn.Module | None, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
-        """Compute the gradients of ``tensor``; if the precision scales the loss, the gradients are scaled."""
+        """Compute the gradients of ``tensor``. Gradients are scaled if the precision scales the loss."""
         super().backward(tensor, None, *args, **kwargs)
 
     def optimizer_step(self, optimizer: Optimizer, **kwargs: Any) -> Any:  # type: ignore[override]
-        """Let the precision step ``optimizer``; pass a closure as ``closure=``."""
+        """Let the precision step ``optimizer``; a closure must be passed as ``closure=``."""
         return super().optimizer_step(optimizer, kwargs.pop("closure", None), **kwargs)
 
     def clip_gradients_norm(
@@ -323,7 +326,7 @@ class Strategy(plain.Strategy, metaclass=_Served):
         norm_type: float = 2.0,
         error_if_nonfinite: bool = True,
     ) -> Tensor | None:
-        """Clip this optimizer's gradients by their total norm, and return the norm."""
+        """Clip the gradients of ``optimizer`` by their total norm, and return the norm."""
         return super().clip_gradients_norm(module, optimizer, max_norm, norm_type, error_if_nonfinite)
 
     # ---- collectives ---------------------------------------------------------------------------------------------
@@ -345,7 +348,9 @@ class Strategy(plain.Strategy, metaclass=_Served):
         storage_options: Any = None,
         filter: snapshots.Filters | None = None,
     ) -> None:
-        """Write modules, optimizers, stateful objects and plain data, each under a name; every rank must call this."""
+        """Write the entries of ``state``: modules, optimizers, stateful objects and plain data. Every rank must call
+        this method.
+        """
         super().save_checkpoint(snapshots.of(state, filter or {}, self.states(self)), path, storage_options)
 
     def load_checkpoint(  # type: ignore[override]
@@ -366,8 +371,8 @@ class Strategy(plain.Strategy, metaclass=_Served):
         return rest
 
     def _loaded(self, value: Any) -> Any:
-        """Return what loads the state of ``value``: the module in its wrapper, or the wrapper if a subclass overrides
-        the loading.
+        """Return the object that receives the state of ``value``: the module without its wrapper, or the wrapper if a
+        subclass overrides the loading.
         """
         return value if overrides(self, "load_module_state_dict", Strategy) else _inside(value)
 
@@ -382,7 +387,7 @@ class Strategy(plain.Strategy, metaclass=_Served):
         _inside(module).load_state_dict(state_dict, strict=strict)
 
     def get_optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Return the state of ``optimizer`` for a checkpoint; every rank must call this."""
+        """Return the state of ``optimizer`` for a checkpoint; every rank must call this method."""
         return super().optimizer_state(optimizer)
 
 
@@ -432,12 +437,10 @@ def _is_ours(owner: type) -> bool:
 
 
 def _bare(value: Any) -> Any:
-    """Return the module or optimizer that the strategy's methods get for ``value``, without the Engine's wrapper."""
     if isinstance(value, EngineModule):
         return value._forward_module
     return unwrapped(value) if issubclass(type(value), OptimizerHandle) else value
 
 
 def _inside(value: Any) -> Any:
-    """Return the module inside a wrapper for several processes or devices."""
     return value.module if isinstance(value, (DistributedDataParallel, Replicas)) else value

@@ -32,7 +32,7 @@ class FabricSingleDeviceXLAStrategy(fabric.FabricSingleDeviceStrategy, plain.Sin
     """One XLA device, one process; see :class:`drivetrain.strategies.SingleDeviceXLAStrategy`.
 
     Args:
-        device: where the model lives, a number or a device; ``None``: the first device.
+        device: the device of the model, as a number or a device; ``None``: the first device.
         accelerator, checkpoint_io, precision: as for every strategy.
     """
 
@@ -84,17 +84,17 @@ class FabricXLAFSDPStrategy(_Replicas, fabric.FabricParallelStrategy, plain.XLAS
 
     Args:
         accelerator, parallel_devices, checkpoint_io, precision: as for every strategy. torch_xla shards parameters in
-            32 bits; with a precision of 16 bits, replicas gather them and compute in 16 bits.
-        auto_wrap_policy: the layers that are gathered one at a time: a set of classes, or one of torch_xla's policies.
+            32 bits; with a precision of 16 bits, ranks gather parameters and compute in 16 bits.
+        auto_wrap_policy: the layers to gather one at a time, as a set of classes or one of torch_xla's policies.
         activation_checkpointing_policy: classes of layers that recompute their activations in the backward pass.
-        state_dict_type: "sharded": a checkpoint is a folder. "full": a checkpoint is a file with only the weights, for
-            a module that is not sharded.
-        sequential_save: the ranks of a machine write their files one after the other, which needs less memory.
+        state_dict_type: "sharded": a checkpoint is a folder. "full": a checkpoint is a file with only the weights,
+            which a module can load before it is set up.
+        sequential_save: the ranks of a machine write their files one after another, to use less memory.
         fsdp_arguments: further arguments of ``XlaFullyShardedDataParallel``.
 
     Raises:
         ModuleNotFoundError: torch_xla is not installed.
-        ConfigurationError: an argument is wrong, or two contradict each other.
+        ConfigurationError: an argument is wrong, or two arguments contradict each other.
     """
 
     def __init__(
@@ -126,19 +126,21 @@ class FabricXLAFSDPStrategy(_Replicas, fabric.FabricParallelStrategy, plain.XLAS
     # ---- set up --------------------------------------------------------------------------------------------------
 
     def module_to_device(self, module: nn.Module) -> None:
-        """Do nothing: the complete module may be larger than the device, and ``setup_module`` moves the shards."""
+        """Do nothing, because the complete module can be too large for the device; ``setup_module`` moves the
+        shards.
+        """
 
     def module_init_context(self, empty_init: bool | None = None) -> AbstractContextManager[Any]:
-        """Context in which new layers are created on the host, in the precision's dtype; with ``empty_init``,
-        uninitialised.
+        """Context in which new layers are created on the host in the precision's dtype; with ``empty_init``, parameters
+        are not initialised.
         """
         return fabric.entered(fabric.not_drawn(empty_init), self.precision_plugin.module_init_context())
 
     module_sharded_context = calls("model_sharded_context")
-    """Context that does nothing: ``setup_module`` shards the layers."""
+    """Context that does nothing, because ``setup_module`` shards the layers."""
 
     def setup_module(self, module: nn.Module) -> nn.Module:  # type: ignore[override]
-        """Return ``module`` in torch_xla's ``XlaFullyShardedDataParallel``."""
+        """Return ``module`` inside torch_xla's ``XlaFullyShardedDataParallel``."""
         if type(module) is xla_fsdp.XlaFullyShardedDataParallel:
             return module
         computes_in = next((each.dtype for each in module.parameters() if each.is_floating_point()), torch.float32)
@@ -191,7 +193,9 @@ class FabricXLAFSDPStrategy(_Replicas, fabric.FabricParallelStrategy, plain.XLAS
         norm_type: float = 2.0,
         error_if_nonfinite: bool = True,
     ) -> Tensor | None:
-        """Clip all shards' gradients by their total norm, and return the norm; ``error_if_nonfinite`` is ignored."""
+        """Clip the gradients by the total norm over all shards, and return the norm; ``error_if_nonfinite`` is
+        ignored.
+        """
         self.precision_plugin.unscale_gradients(optimizer)
         return module.clip_grad_norm_(max_norm=max_norm, norm_type=norm_type)
 
@@ -213,7 +217,7 @@ class FabricXLAFSDPStrategy(_Replicas, fabric.FabricParallelStrategy, plain.XLAS
         storage_options: Any = None,
         filter: snapshots.Filters | None = None,
     ) -> None:
-        """Write a folder with a file for each rank, or one file with all weights; every rank must call this.
+        """Write a folder with a file for each rank, or one file with all weights; every rank must call this method.
 
         Raises:
             FileExistsError: the folder exists and is not empty.
@@ -241,7 +245,6 @@ class FabricXLAFSDPStrategy(_Replicas, fabric.FabricParallelStrategy, plain.XLAS
             self._put_together(folder)
 
     def _file_in(self, folder: Path) -> Path:
-        """Return the file of this rank."""
         return folder / f"checkpoint_rank-{self.global_rank:08d}-of-{self.world_size:08d}.pth"
 
     def _put_together(self, folder: Path) -> None:
@@ -263,7 +266,7 @@ class FabricXLAFSDPStrategy(_Replicas, fabric.FabricParallelStrategy, plain.XLAS
     def load_checkpoint(  # type: ignore[override]
         self, path: str | Path, state: fabric.Target = None, strict: bool = True, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Read this rank's file in a folder, or a file with all weights into a module that is not set up yet."""
+        """Read this rank's file in a folder. For a file with all weights, the module must not be set up yet."""
         place = Path(self.broadcast(path))
         if place.is_dir():
             place = self._file_in(place)

@@ -28,11 +28,11 @@ CHECKPOINT_PAST_HPARAMS_KEYS = ("hparams", "module_arguments")
 
 
 class NoPathError(ConfigurationError, FileNotFoundError):
-    """A path does not exist."""
+    """The path does not exist."""
 
 
 class NoFolderError(ConfigurationError, RuntimeError):
-    """The folder for a file does not exist."""
+    """The folder in which to write a file does not exist."""
 
 
 def get_filesystem(path: str | Path, **kwargs: Any) -> Any:
@@ -42,14 +42,14 @@ def get_filesystem(path: str | Path, **kwargs: Any) -> Any:
 
 
 def is_shared_filesystem(strategy: Any, path: str | Path | None = None, timeout: float = 3) -> bool:
-    """Return whether all ranks see the same files at ``path``; every rank must call this.
+    """Return whether all ranks see the same files at ``path``; every rank must call this function.
 
-    Rank 0 writes a file there, and the other ranks look for this file.
+    Rank 0 writes a file into the folder, and the other ranks look for this file.
 
     Args:
         strategy: the strategy of a Trainer or of Fabric.
         path: a folder to which all ranks can write, or a file in such a folder; ``None``: the working folder.
-        timeout: the seconds after which a rank that does not see the file returns False.
+        timeout: the number of seconds for which a rank looks for the file, before the rank returns False.
 
     Raises:
         NoPathError: ``path`` is missing on some rank.
@@ -71,7 +71,7 @@ def is_shared_filesystem(strategy: Any, path: str | Path | None = None, timeout:
     name = strategy.broadcast(mark)  # the file exists before the other ranks get its name
     found, deadline = os.path.exists(name), time.monotonic() + timeout
     while not found and time.monotonic() < deadline:
-        time.sleep(0.05)  # a network file system may show another machine's files with a delay
+        time.sleep(0.05)  # a network file system can show files of another machine with a delay
         found = os.path.exists(name)
     everywhere: bool = strategy.reduce_boolean_decision(found)
     if mark is not None:
@@ -96,7 +96,7 @@ def _load(path_or_url: IO[bytes] | str | Path, map_location: Any = None, weights
 
 
 def _load_from_checkpoint(cls: Any, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call ``cls.load_from_checkpoint`` with these arguments."""
+    """Call ``cls.load_from_checkpoint``."""
     return cls.load_from_checkpoint(checkpoint_path, *args, **kwargs)
 
 
@@ -111,7 +111,7 @@ def _load_state(cls: Any, checkpoint: dict[str, Any], strict: bool | None = None
 def save_hparams_to_yaml(
     config_yaml: str | Path, hparams: dict[str, Any] | Namespace, use_omegaconf: bool = True
 ) -> None:
-    """Write hyperparameters as YAML; values that YAML cannot represent are left out, with a warning.
+    """Write hyperparameters as YAML; warn about each value that YAML cannot represent, and leave the value out.
 
     Raises:
         NoFolderError: the folder does not exist.
@@ -159,19 +159,19 @@ def save_hparams_to_tags_csv(tags_csv: str | Path, hparams: Mapping[str, Any] | 
 
 
 def load_hparams_from_tags_csv(tags_csv: str | Path) -> dict[str, Any]:
-    """Return hyperparameters from a file of :func:`save_hparams_to_tags_csv`, each parsed by :func:`convert`; if there
-    is no file, warn and return an empty dictionary.
+    """Return hyperparameters from a file of :func:`save_hparams_to_tags_csv`, and parse each value with
+    :func:`convert`. If there is no file, warn and return an empty dictionary.
     """
     if not files.is_file(tags_csv):
         rank_zero_warn(f"There is no file {tags_csv}, so there are no hyperparameters.", category=RuntimeWarning)
         return {}
     rows = csv.reader(io.StringIO(files.read(tags_csv).decode(), newline=""))
-    next(rows, None)  # the headings
+    next(rows, None)  # skip the headings
     return {row[0]: convert(row[1]) for row in rows}
 
 
 def update_hparams(hparams: MutableMapping[str, Any], updates: Mapping[str, Any]) -> None:
-    """Update ``hparams`` in place; a mapping in ``hparams`` is itself updated, not replaced."""
+    """Update ``hparams`` in place; mappings inside ``hparams`` are updated in place too."""
     for name, value in updates.items():
         if isinstance(value, Mapping) and isinstance(hparams.get(name), MutableMapping):
             update_hparams(hparams[name], value)

@@ -1,7 +1,8 @@
-"""The import hook: provides Lightning's modules, with objects of drivetrain under Lightning's names.
+"""The import hook: provides replacements for Lightning's modules, which contain drivetrain's objects under Lightning's
+names.
 
-A replaced module is a :class:`ServedModule`, which looks up a name in drivetrain's table when a program uses the name.
-Importing any other submodule of Lightning raises an error, so that an installed Lightning is never mixed in.
+A replaced module is a :class:`ServedModule`, which looks names up in drivetrain's table at their first use. The import
+of any other submodule of Lightning raises an error; an installed Lightning is never used.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ _VERSIONED = ("", "pytorch", "fabric")
 
 
 class ServedModule(ModuleType):
-    """One of Lightning's modules; ``__all__`` lists the names that it provides."""
+    """One of Lightning's modules; ``__all__`` lists the names in the module."""
 
     def __init__(self, name: str, path: str) -> None:
         super().__init__(name, f"{name}, served by drivetrain.compat: see drivetrain/compat/served.txt.")
         self.__file__ = table.__file__
-        # An empty path makes ``from here import absent`` ask the finder, whose error says what is missing.
+        # Because of the empty path, Python asks the finder for a missing name. The finder's error has a better message.
         self.__path__: list[str] = []
         self._compat_path = path
         if path in _VERSIONED:
@@ -39,7 +40,7 @@ class ServedModule(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name == "__all__":
             return sorted(name for name in names(self._compat_path) if not name.startswith("_"))
-        if name.startswith("__"):  # importlib, inspect and warnings read such names
+        if name.startswith("__"):  # importlib, inspect and warnings read special attributes
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         if (found := find(self._compat_path, name)) is not None:
             value = getattr(importlib.import_module(found[0]), found[1])
@@ -50,7 +51,7 @@ class ServedModule(ModuleType):
         raise AttributeError(_refusal(self.__name__, self._compat_path, name))
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute, but as in Lightning, never replace a function by the submodule of the same name."""
+        """Set an attribute. As in Lightning, a submodule never replaces a function with the submodule's name."""
         if not (isinstance(value, ServedModule) and find(self._compat_path, name)):
             super().__setattr__(name, value)
 
@@ -59,10 +60,10 @@ class ServedModule(ModuleType):
 
 
 class CompatFinder:
-    """The first entry in ``sys.meta_path``, and the loader of replaced modules.
+    """The first entry in ``sys.meta_path``, which also loads replaced modules.
 
-    The class implements the protocols of ``importlib.abc`` without importing that module, because the import would
-    double the time that each child process needs to install drivetrain.compat.
+    The class implements the protocols of ``importlib.abc`` without importing ``importlib.abc``. The import would double
+    the time that each child process needs to install drivetrain.compat.
     """
 
     def find_spec(
@@ -71,7 +72,7 @@ class CompatFinder:
         """Return the spec of a replaced module; ``None`` for modules that do not belong to Lightning.
 
         Raises:
-            ModuleNotFoundError: the module belongs to Lightning and is not available.
+            ModuleNotFoundError: drivetrain has no replacement for this module of Lightning.
         """
         if fullname == _TOLD_THE_RANK:
             return _telling_rank(fullname, path)
@@ -86,17 +87,17 @@ class CompatFinder:
         if name == "__main__" and (program := program_of(inner.rpartition(".")[0])) is not None:
             loader = _ProgramLoader(*program)
             return ModuleSpec(fullname, loader, origin=table.__file__)
-        # The error's ``name`` must not be the full name: importlib would treat it as "no such submodule" and raise a
-        # message without the explanation.
+        # The error's ``name`` must not be the full name: importlib would take the error as "no such submodule", and
+        # raise an error without the explanation.
         raise ModuleNotFoundError(_refusal(parent, inner.rpartition(".")[0], name), name=f"{parent}:{name}")
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Return the replaced module of a spec."""
+        """Return the module that replaces Lightning's module in ``spec``."""
         return ServedModule(spec.name, spec.loader_state)
 
     def exec_module(self, module: ModuleType) -> None:
-        """For a top-level package, show Lightning's deprecation warnings in all modules from now on. For any other
-        module do nothing, because :meth:`create_module` returns a complete module.
+        """For a top-level package, let Python show Lightning's deprecation warnings from all modules. For any other
+        module, do nothing: :meth:`create_module` has returned a complete module.
         """
         if module.__name__ in table.in_use().roots:
             from drivetrain.base.rank_zero import LightningDeprecationWarning
@@ -104,15 +105,15 @@ class CompatFinder:
             warnings.simplefilter("default", category=LightningDeprecationWarning)
 
     def find_distributions(self, context: DistributionFinder.Context | None = None) -> Iterator[Distribution]:
-        """Return drivetrain's substitutes for Lightning's distributions; ``importlib.metadata`` finds them first."""
+        """Return drivetrain's substitutes for Lightning's distributions, for ``importlib.metadata``."""
         from drivetrain.compat.distribution import distributions
 
         return distributions(None if context is None else context.name)
 
 
 def _telling_rank(fullname: str, path: Sequence[str] | None) -> ModuleSpec | None:
-    """Return the spec of lightning_utilities' module ``rank_zero``; loading this module sets the process's
-    rank in it, as Lightning does.
+    """Return the spec of the module ``lightning_utilities.core.rank_zero``. The load of this module also sets the
+    module's rank, as Lightning does.
     """
     spec = PathFinder.find_spec(fullname, path)
     if spec is not None and spec.loader is not None:
@@ -130,14 +131,14 @@ def _telling_rank(fullname: str, path: Sequence[str] | None) -> ModuleSpec | Non
 
 
 class _ProgramLoader:
-    """Loads a replaced module that ``python -m`` runs as a program: the loaded code calls a function of drivetrain."""
+    """Loads a module of Lightning for ``python -m``, with code that calls a function of drivetrain."""
 
     def __init__(self, home: str, name: str) -> None:
         self.home, self.name = home, name
 
     def get_code(self, fullname: str) -> CodeType:
-        """Return code that calls :meth:`run`: Python executes it with the variables of ``__main__``, whose spec has
-        this loader.
+        """Return code that calls :meth:`run`. Python executes this code as ``__main__``, and the spec of ``__main__``
+        has this loader.
         """
         return _run_program.__code__
 
@@ -151,13 +152,15 @@ def _run_program() -> None:
 
 
 def program_of(path: str) -> tuple[str, str] | None:
-    """Return drivetrain's module and function for a replaced module that ``python -m`` can run; ``None`` otherwise."""
+    """Return, for a replaced module that ``python -m`` can run, drivetrain's module and function; ``None``
+    otherwise.
+    """
     return find(path, "main") if path in table.in_use().served else None
 
 
 def offers(path: str, of: table.Table | None = None) -> Iterator[tuple[str, str, str]]:
-    """Yield each name that Lightning's module ``path`` provides, with drivetrain's module and name for it; ``of`` is
-    the table of modules, by default the table in use.
+    """Yield each name in Lightning's module ``path``, with the module and the name of the replacement in drivetrain;
+    ``of`` is the table of modules, by default the table in use.
     """
     for source in (of or table.in_use()).served[path]:
         home, _, written = source.partition(":")
@@ -168,12 +171,14 @@ def offers(path: str, of: table.Table | None = None) -> Iterator[tuple[str, str,
 
 
 def names(path: str, of: table.Table | None = None) -> set[str]:
-    """Return the names that Lightning's module ``path`` provides; ``of`` is the table, by default the table in use."""
+    """Return the names in Lightning's module ``path``; ``of`` is the table, by default the table in use."""
     return {offered for offered, _, _ in offers(path, of)}
 
 
 def find(path: str, name: str) -> tuple[str, str] | None:
-    """Return drivetrain's module and name for a name of Lightning's module ``path``; ``None`` if there is none."""
+    """Return the replacement of ``name`` in Lightning's module ``path``: drivetrain's module, and the name in this
+    module; ``None`` if there is no replacement.
+    """
     return next(((home, ours) for offered, home, ours in offers(path) if offered == name), None)
 
 

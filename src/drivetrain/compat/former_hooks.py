@@ -1,4 +1,4 @@
-"""Hooks of earlier Lightning versions that are no longer called, and what replaces each."""
+"""Hooks of earlier Lightning versions that are no longer called, and the replacement of each hook."""
 
 from __future__ import annotations
 
@@ -30,16 +30,17 @@ RENAMED = {
     "configure_sharded_model": ("configure_model", 0),
     "tbptt_split_batch": ("training_step", 2),
 }
-"""For each hook that is no longer called: its replacement, and the number of arguments that it had."""
+"""For each hook that is no longer called: the replacement, and the hook's number of arguments."""
 
 _STEP_END = ("training_step_end", "validation_step_end", "test_step_end")
-"""Hooks with one argument that only strategies with ``facts.earlier.step_ends`` call. Under other strategies, the
-module's step does their work."""
+"""Hooks with one argument, called only under strategies with ``facts.earlier.step_ends``. Under other strategies, move
+the code of these hooks to the end of the module's step.
+"""
 
 
 def former_hooks(of_callbacks: bool) -> dict[str, str]:
-    """Return the hooks of modules, or of callbacks, that are no longer called, each with its replacement. Defining one
-    in a callback causes only a warning, because a callback may be written for several libraries.
+    """Return the hooks that are no longer called, each with its replacement. A callback that defines such a hook causes
+    only a warning, because the callback can be written for several libraries.
     """
     if of_callbacks:
         return {name: instead for name, instead in missing.TODAY["hooks"].items() if name.startswith("on_")}
@@ -47,11 +48,11 @@ def former_hooks(of_callbacks: bool) -> dict[str, str]:
 
 
 def check_not_defined(module: LightningModule, strategy: Strategy) -> None:
-    """Check that ``module`` defines no hook that is no longer called, except ``configure_sharded_model`` in a program
-    for Lightning.
+    """Check that ``module`` defines no hook that is no longer called. A program for Lightning can define
+    ``configure_sharded_model``.
 
     Raises:
-        HookError: the module defines such a hook.
+        HookError: the module defines a hook that is no longer called.
         ConfigurationError: the module defines a hook that only strategies that split batches call.
     """
     name = type(module).__name__
@@ -60,7 +61,7 @@ def check_not_defined(module: LightningModule, strategy: Strategy) -> None:
             continue
         if removed == "configure_sharded_model" and _serves(module):
             continue
-        # a method with other arguments is not this hook, but the user's own of the same name
+        # A method with other arguments is the user's own method, not this hook.
         if takes(getattr(module, removed, None), arguments):
             raise HookError(
                 f"{name}.{removed} is never called: this hook no longer exists. Do its work in {instead}, and keep the "
@@ -75,7 +76,9 @@ def check_not_defined(module: LightningModule, strategy: Strategy) -> None:
 
 
 def _serves(module: Any) -> bool:
-    """In a program written for Lightning, use ``configure_sharded_model`` as ``configure_model``, and return True."""
+    """In a program written for Lightning, make ``configure_sharded_model`` the module's ``configure_model``, and return
+    True; otherwise return False.
+    """
     name = type(module).__name__
     served = lightning_deprecation(
         f"{name}.configure_sharded_model is the former name of the hook configure_model. Rename it."

@@ -1,4 +1,6 @@
-"""``drivetrain.compat.install`` and ``uninstall``: replace Lightning's modules in this process, and undo this."""
+"""``drivetrain.compat.install`` and ``uninstall``: replace Lightning's modules in this process, or undo the
+replacement.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,16 @@ _before: parity.Parity | None = None
 
 
 def install(numbers: str | Iterable[str] = (), generation: str = "") -> None:
-    """Replace Lightning's modules from now on, in this process and in processes that it starts.
+    """Replace Lightning's modules in this process, and in processes that this process starts.
 
     A second call replaces the switches.
 
     Args:
         numbers: names of switches of :mod:`drivetrain.parity`, such as "undersized_windows", as one string with commas
-            or as several strings. With a switch, drivetrain computes as Lightning does where it otherwise differs on
-            purpose. "original" sets all switches that apply to ``generation``.
-        generation: "1.1" or "1.3" provides the names of that version of Lightning, from ``drivetrain.legacy``; ""
-            provides those of 2.6.
+            or as several strings. Each switch removes one intended difference between drivetrain's results and
+            Lightning's results. "original" sets all switches that apply to ``generation``.
+        generation: the Lightning version whose names are provided: "1.1" or "1.3", from ``drivetrain.legacy``; "" for
+            2.6.
 
     Raises:
         ConfigurationError: the switch or generation does not exist, or Lightning has already been imported.
@@ -54,7 +56,7 @@ def install(numbers: str | Iterable[str] = (), generation: str = "") -> None:
 
 
 def uninstall() -> None:
-    """Undo :func:`install`. Objects that the program has already imported stay valid."""
+    """Undo :func:`install`. Objects that the program has already imported continue to work."""
     global _before
     if _before is None:
         return
@@ -68,7 +70,7 @@ def uninstall() -> None:
 
 
 _LATEST_ONLY = frozenset({"early_iterators"})
-"""Switches that "original" does not set for Lightning 1.1 and 1.3, because only later versions behave in this way."""
+"""Switches for the behavior of later Lightning versions; "original" does not set these switches for 1.1 and 1.3."""
 
 
 def _switches(numbers: str | Iterable[str], generation: str) -> list[str]:

@@ -15,16 +15,16 @@ ModuleType = TypeVar("ModuleType")
 def instantiate_module(class_type: type[ModuleType], config: Mapping[str, Any]) -> ModuleType:
     """Return an object of ``class_type``, or of the subclass named in ``config``, with the arguments in ``config``.
 
-    This function imports and calls what ``config`` names: use it only for data that you trust. ``load_from_checkpoint``
-    does not call this function.
+    Pass only data that you trust, because this function imports and calls the classes named in ``config``.
+    ``load_from_checkpoint`` does not call this function.
 
     Args:
         class_type: the class.
-        config: arguments as on the command line, with objects as ``class_path`` and ``init_args``; the entry
-            ``_class_path``, if there is one, is the path of a subclass.
+        config: arguments as on the command line; an object is described by ``class_path`` and ``init_args``; the
+            optional entry ``_class_path`` is the path of a subclass.
 
     Raises:
-        ConfigurationError: the class that ``_class_path`` names is not a subclass of ``class_type``.
+        ConfigurationError: ``_class_path`` does not name a subclass of ``class_type``.
     """
     values = {name: value for name, value in config.items() if name != INSTANTIATOR}
     path = values.pop(CLASS_PATH, None)
@@ -35,7 +35,7 @@ def instantiate_module(class_type: type[ModuleType], config: Mapping[str, Any]) 
             "path of one, or leave it out."
         )
     parser = parser_of(cls)
-    options = options_below(parser, "module")  # other names are from ``**kwargs``
+    options = options_below(parser, "module")  # other names are arguments for ``**kwargs``
     parsed = parser.parse_object({"module": {name: value for name, value in values.items() if name in options}})
     made = parser.instantiate(parsed).get("module")
     return cls(**{**values, **({} if made is None else vars(made))})

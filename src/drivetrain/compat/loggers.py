@@ -17,10 +17,10 @@ from drivetrain.loggers.dummy import DummyLogger
 
 
 def rank_zero_experiment(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator for a logger's ``experiment``: on ranks other than 0, ``experiment`` is then an object that accepts all
-    calls and does nothing.
+    """Decorator for a logger's property ``experiment``. On ranks other than 0, the property returns an object that
+    accepts all calls and does nothing.
 
-    Write the decorator below ``@property``.
+    Write the decorator on the line below ``@property``.
     """
 
     @functools.wraps(fn)
@@ -33,14 +33,14 @@ def rank_zero_experiment(fn: Callable[..., Any]) -> Callable[..., Any]:
 def _scan_checkpoints(
     checkpoint_callback: Any, logged_model_time: Mapping[str, float]
 ) -> list[tuple[float, str, Any, str]]:
-    """Return a ModelCheckpoint's files that a logger has not uploaded yet, for its ``after_save_checkpoint``.
+    """Return the files of a ModelCheckpoint that a logger must still upload; call this in ``after_save_checkpoint``.
 
     Args:
         checkpoint_callback: the callback.
-        logged_model_time: the modification time of each file that was already uploaded, by path.
+        logged_model_time: for each path already uploaded, the file's modification time.
 
     Returns:
-        For each file, the oldest first: its modification time, its path, its score, and "latest", "best" or "best_k".
+        For each file, oldest first: modification time, path, score, and "latest", "best" or "best_k".
     """
     found: dict[str, tuple[Any, str]] = {}
     for tag, path, score in (
@@ -60,11 +60,12 @@ def merge_dicts(
     agg_key_funcs: Mapping[str, Any] | None = None,
     default_func: Callable[[Sequence[float]], float] = statistics.fmean,
 ) -> dict[str, Any]:
-    """Merge dictionaries: apply a function to the values of each key, also in nested dictionaries.
+    """Merge dictionaries. For each key, a function combines the values; nested dictionaries are merged too.
 
     Args:
-        dicts: the dictionaries; a key need not be in all of them.
-        agg_key_funcs: the function for each key; for the key of a nested dictionary, a mapping of the same form.
+        dicts: the dictionaries; their keys can differ.
+        agg_key_funcs: the function for each key. For a nested dictionary, a mapping of functions takes the function's
+            place.
         default_func: the function for other keys.
     """
     functions = agg_key_funcs or {}
@@ -98,7 +99,7 @@ def _flatten_dict(params: Mapping[Any, Any], delimiter: str = "/", parent_key: s
 
 
 def _sanitize_callable_params(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace functions by their results if they can be called without arguments, otherwise by their names."""
+    """Replace each function by the result of a call without arguments; if the call fails, by the function's name."""
     return {key: _called(value) for key, value in params.items()}
 
 
@@ -108,14 +109,14 @@ def _called(value: Any) -> Any:
     if callable(value):
         try:
             result = value()
-        except Exception:  # a user's function, which may need arguments
+        except Exception:  # a user's function can need arguments
             return getattr(value, "__name__", None)
         return getattr(value, "__name__", None) if callable(result) else result
     return value
 
 
 def _sanitize_params(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert all values except numbers, strings and tensors to strings."""
+    """Convert values other than numbers, strings and tensors to strings."""
     return {key: value if isinstance(value, (bool, int, float, str, Tensor)) else str(value)
             for key, value in params.items()}  # fmt: skip
 

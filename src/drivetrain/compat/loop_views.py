@@ -1,4 +1,4 @@
-"""``trainer.fit_loop`` and similar attributes: the counters of a run under the names that third-party callbacks read.
+"""``trainer.fit_loop`` and similar attributes: counters of a run under Lightning's names, for third-party callbacks.
 
 drivetrain has no loop objects: the classes here read :class:`~drivetrain.loops.progress.Progress` and the Trainer's
 limits.
@@ -29,9 +29,8 @@ class Counts(NamedTuple):
     """The numbers of items, such as batches, that have begun and that are finished.
 
     Attributes:
-        ready, started: the number of items that have begun; both are equal, because drivetrain does nothing between the
-            two.
-        processed, completed: the number of items that are finished, with all their hooks.
+        ready, started: the number of items that have begun. The two numbers are equal.
+        processed, completed: the number of items that are finished, including the hooks of the items.
     """
 
     ready: int
@@ -46,7 +45,7 @@ class Counts(NamedTuple):
 
 
 class ProgressView(NamedTuple):
-    """Counts of the complete run, counts of the current epoch or pass, and whether that pass's last batch has begun."""
+    """Counts of the run, counts of the current epoch or pass, and whether the last batch has begun."""
 
     total: Counts
     current: Counts
@@ -61,7 +60,7 @@ class _LoopView:
         self._progress = trainer.progress
 
     @property
-    def _data_source(self) -> Any:  # GluonTS reads this in configure_optimizers, to find out if the fit validates
+    def _data_source(self) -> Any:  # the library GluonTS reads this: does the fit validate?
         return connector_views.LoaderSource(self._trainer, self._stage)
 
     restarting: bool = reads(
@@ -69,7 +68,7 @@ class _LoopView:
     )
 
 
-def _limit(name: str) -> Any:  # a property; the classes below declare its type
+def _limit(name: str) -> Any:  # returns a property; the classes below declare the type
     return reads(f"_trainer.{name}", "The Trainer's limit; it can be set.", writable=True)
 
 
@@ -101,12 +100,12 @@ class TrainingEpochView(_LoopView):
 
     @property
     def automatic_optimization(self) -> OptimizationView:
-        """The optimizer steps that the Trainer makes."""
+        """The optimizer steps with automatic optimization."""
         return OptimizationView(self._trainer, by_hand=False)
 
     @property
     def manual_optimization(self) -> OptimizationView:
-        """The optimizer steps that a module with ``automatic_optimization = False`` makes."""
+        """The optimizer steps with manual optimization."""
         return OptimizationView(self._trainer, by_hand=True)
 
     _batches_that_stepped: int = reads(
@@ -120,13 +119,12 @@ class TrainingEpochView(_LoopView):
 
 
 class OptimizationView:
-    """``epoch_loop.automatic_optimization`` and ``epoch_loop.manual_optimization``: the number of optimizer steps in
-    this mode.
+    """``epoch_loop.automatic_optimization`` and ``epoch_loop.manual_optimization``: the optimizer steps of one mode.
 
-    In Lightning, the number is reached through nested objects: ``optim_progress.optimizer.step.total.completed``. Here
-    each attribute before ``completed`` returns this object itself. A program that calls a torch optimizer directly may
-    count its steps by assigning to ``completed``; ``trainer.global_step``, the sum over both modes, then changes by the
-    same number.
+    Lightning's programs read the nested attribute ``optim_progress.optimizer.step.total.completed``. Here each
+    attribute before ``completed`` returns this object itself. A program that steps a torch optimizer directly can
+    assign the number of steps to ``completed``. The assignment changes ``trainer.global_step``, the sum over both
+    modes, by the same amount.
     """
 
     def __init__(self, trainer: Trainer, by_hand: bool) -> None:
@@ -135,7 +133,7 @@ class OptimizationView:
 
     @property
     def completed(self) -> int:
-        """The number of finished steps; 0 for the mode of optimization that the module does not use."""
+        """The number of finished steps; 0 if the module uses the other mode of optimization."""
         module = self._trainer.lightning_module
         by_hand = module is not None and not module.automatic_optimization
         return self._trainer.progress.global_step if by_hand is self._by_hand else 0
@@ -155,7 +153,7 @@ class OptimizationView:
     optim_progress = optimizer = step = optim_step_progress = total
 
     def increment_ready(self) -> None:
-        """Do nothing: a step counts when it is finished."""
+        """Do nothing: drivetrain counts only finished steps."""
 
     def increment_completed(self) -> None:
         """Count one more step."""
@@ -175,7 +173,9 @@ class FitView(_LoopView):
 
     @property
     def epoch_progress(self) -> ProgressView:
-        """The numbers of epochs of this fit, including the fits that it resumed."""
+        """The number of epochs that have begun, and the number of finished epochs. Epochs of resumed fits are
+        included.
+        """
         p = self._progress
         begun = p.current_epoch + (p.loop_stage is not None and p.batch_idx >= 0)
         counts = Counts.of(begun, p.current_epoch)
@@ -193,21 +193,21 @@ class FitView(_LoopView):
 
     @property
     def done(self) -> bool:
-        """Whether no further epoch begins."""
+        """Whether the fit is over: no further epoch begins."""
         run = self._trainer.current_run
         return run is None or run.training_done()
 
 
 class EvaluationView(_LoopView):
-    """``trainer.validate_loop`` and ``trainer.test_loop``: the pass over the loaders that is running, or the last one.
+    """``trainer.validate_loop`` and ``trainer.test_loop``: the current or last pass over the loaders.
 
-    To show results in another form, set one of these attributes to an object of a subclass that overrides
-    ``_print_results``.
+    To print results in another form, override ``_print_results`` in a subclass, and assign an object of the subclass to
+    one of these attributes.
 
     Args:
         trainer: the Trainer.
         stage: "validate", "test" or "predict", or the TrainerFn.
-        options: further arguments that a subclass passes; they are ignored, because the Trainer's arguments decide.
+        options: further arguments of Lightning's class, which are ignored; the Trainer's arguments apply instead.
     """
 
     def __init__(self, trainer: Trainer, stage: Any, *options: Any, **more: Any) -> None:
@@ -229,10 +229,10 @@ class EvaluationView(_LoopView):
             )
 
     def check_replaced(self, name: str) -> None:
-        """Check that this object may be set as ``trainer.<name>``.
+        """Check that this object can be assigned to ``trainer.<name>``.
 
         Raises:
-            NotSupportedError: the object's class defines a method that would not be called.
+            NotSupportedError: drivetrain would never call a method that the object's class defines.
         """
         if ignored := [member for member in _LOOP_METHODS if hasattr(self, member)]:
             raise NotSupportedError(
@@ -243,7 +243,7 @@ class EvaluationView(_LoopView):
 
     @property
     def batch_progress(self) -> ProgressView:
-        """Counts of batches, of the current loader and of all passes so far."""
+        """Counts of batches: for all passes so far, and for the current loader."""
         p = self._progress
         running = p.loop_stage is not None and p.loop_stage.value in (self._stage, RunningStage.SANITY_CHECKING.value)
         begun = p.eval_batch_idx + 1 if running else 0
@@ -280,7 +280,9 @@ class PredictionView(EvaluationView):
 
 
 def _evaluation_loop(stage: str) -> Any:
-    """Return the property ``validate_loop`` or ``test_loop``, which may be set to an :class:`EvaluationView`."""
+    """Return the property ``validate_loop`` or ``test_loop``. A program can assign an :class:`EvaluationView` to the
+    property.
+    """
 
     def read(trainer: Trainer) -> EvaluationView:
         found: EvaluationView | None = trainer._own_loops.get(stage)
@@ -294,9 +296,7 @@ def _evaluation_loop(stage: str) -> Any:
 
 
 def _checkpoint_view(trainer: Trainer) -> connector_views.CheckpointView:
-    """Return the CheckpointView of ``trainer``, always the same object, because it keeps the checkpoint between its
-    calls.
-    """
+    """Return the same CheckpointView for each read, because the view stores the checkpoint between calls."""
     kept = vars(trainer)
     if "_checkpoint_view" not in kept:
         kept["_checkpoint_view"] = connector_views.CheckpointView(trainer)
@@ -304,7 +304,7 @@ def _checkpoint_view(trainer: Trainer) -> connector_views.CheckpointView:
 
 
 class ViewsOfTrainer:
-    """Properties under Lightning's names; the Trainer gets each of them by :func:`familiar_property`."""
+    """Properties for the Trainer under Lightning's names; :func:`familiar_property` provides each property."""
 
     fit_loop = property(FitView)
     validate_loop = _evaluation_loop("validate")

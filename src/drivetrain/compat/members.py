@@ -1,9 +1,10 @@
-"""Members of Lightning's classes that drivetrain never calls: overriding one is an error that says what to write
-instead, or harmless.
+"""Members of Lightning's classes that drivetrain never calls. An override of such a member is either harmless, or an
+error whose message says what to write instead.
 
 A contract is a base class that users extend, such as ``Strategy``. drivetrain calls all other members of a contract.
-The names are those of Lightning 2.6, including private ones that subclasses override. For strategies, they are members
-of ``Strategy``, ``ParallelStrategy`` and ``DDPStrategy``; for cluster environments, of the subclasses, too.
+The names come from Lightning 2.6, and include private members that subclasses override. The names for strategies are
+members of ``Strategy``, ``ParallelStrategy`` and ``DDPStrategy``. The names for cluster environments include members of
+all subclasses.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _FILE = tables(__file__, "members.ini")
 
 
 def refused(contract: str) -> dict[str, str]:
-    """Return the members of ``contract`` whose override is an error, each with what to write instead."""
+    """Return, for each member of ``contract`` whose override is an error, what to write instead."""
     return {
         name: " ".join(cure.split()) for names, cure in _FILE[f"refused: {contract}"].items() for name in names.split()
     }
@@ -42,7 +43,7 @@ TABLES = {
 """For each contract, the members that drivetrain never calls."""
 
 TRAINER_ONLY = names("only a Trainer calls")
-"""For each contract, the members that a Trainer calls and an Engine does not."""
+"""For each contract, the members that only a Trainer calls, not an Engine."""
 
 _FOR_BOTH = {
     "Strategy": "Override setup_module(module) and the verbs of a step for both.",
@@ -54,10 +55,10 @@ ENGINE_ONLY = frozenset({"convert_output"})
 
 
 def check_members(cls: type) -> None:
-    """Check a user's class against its contract, and warn about names that are similar to a member's.
+    """Check a user's class against its contract, and warn about definitions whose name resembles a member's name.
 
     Raises:
-        ConfigurationError: the class overrides a member that is never called: see :meth:`Members.check`.
+        ConfigurationError: see :meth:`Members.check`.
     """
     if is_own_class(cls) or own_base(cls) is object:
         return
@@ -90,7 +91,7 @@ UNCALLED = names("never called")
 """For each callback class, the private methods of Lightning's class that drivetrain's class never calls."""
 
 INSTEAD = {owner: tuple(found.split()) for owner, found in _FILE["called"].items()}
-"""For each callback class, the methods besides hooks that drivetrain calls if a program overrides them."""
+"""For each callback class, methods that a program can override besides the hooks."""
 
 
 def _warn_of_callback(cls: type) -> None:

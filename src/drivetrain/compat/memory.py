@@ -11,12 +11,12 @@ from drivetrain.base.tree import detach, move_to_host
 
 
 def is_oom_error(exception: BaseException) -> bool:
-    """Return whether a step failed for lack of memory, so that a smaller batch may succeed."""
+    """Return whether ``exception`` means that memory ran out."""
     return is_cuda_out_of_memory(exception) or is_cudnn_snafu(exception) or is_out_of_cpu_memory(exception)
 
 
 def is_cuda_out_of_memory(exception: BaseException) -> bool:
-    """Return whether the device's memory ran out, for any type of device."""
+    """Return whether ``exception`` means that the memory of a device (of any type) ran out."""
     return isinstance(exception, torch.OutOfMemoryError) or _says(exception, "out of memory")
 
 
@@ -26,7 +26,7 @@ def is_cudnn_snafu(exception: BaseException) -> bool:
 
 
 def is_out_of_cpu_memory(exception: BaseException) -> bool:
-    """Return whether the host's memory ran out."""
+    """Return whether ``exception`` means that the host's memory ran out."""
     start = "DefaultCPUAllocator:"
     return _says(exception, f"{start} can't allocate memory", f"{start} not enough memory")
 
@@ -35,7 +35,7 @@ garbage_collection_cuda = free_memory
 
 
 def recursive_detach(in_dict: Any, to_cpu: bool = False) -> Any:
-    """Return ``in_dict`` with its tensors detached; with ``to_cpu``, also moved to host memory."""
+    """Return ``in_dict`` with its tensors detached; with ``to_cpu``, the tensors are also moved to host memory."""
     return move_to_host(in_dict) if to_cpu else detach(in_dict)
 
 

@@ -26,16 +26,17 @@ _ROOTS = ("lightning.pytorch", "pytorch_lightning")
 def migrate_checkpoint(
     checkpoint: dict[str, Any], target_version: str | None = None
 ) -> tuple[dict[str, Any], dict[str, list[str]]]:
-    """Convert a checkpoint of an earlier Lightning to the layout that drivetrain reads, in place.
+    """Convert, in place, a checkpoint of an earlier Lightning version to the layout that drivetrain reads.
 
     The checkpoint's position in training is converted to drivetrain's counters.
 
     Args:
-        checkpoint: the data that was read; its version becomes Lightning 2.6's.
-        target_version: convert only if the layout's last change is not later than this version.
+        checkpoint: the content of the file; the version in this content becomes 2.6.
+        target_version: the version of the wanted layout; nothing is converted if the layout has changed after this
+            version.
 
     Returns:
-        ``checkpoint``, and the names of the conversions by version.
+        ``checkpoint``, and for each version the names of the conversions.
 
     Raises:
         KeyError: the checkpoint has no version.
@@ -61,13 +62,14 @@ def migrate_checkpoint(
 
 
 def _pl_migrate_checkpoint(checkpoint: dict[str, Any], checkpoint_path: Any = None) -> dict[str, Any]:
-    """Return a checkpoint of an earlier Lightning in drivetrain's layout."""
+    """Return a checkpoint of an earlier Lightning version in drivetrain's layout."""
     return migrate(checkpoint)
 
 
 class pl_legacy_patch:
-    """Context in which ``torch.load`` and ``pickle`` find functions that checkpoints of Lightning 1.x refer to and
-    later versions lack. Other names are found without this context.
+    """Context in which ``torch.load`` and ``pickle`` find functions of Lightning 1.x that later versions lack.
+
+    All other names in checkpoints are found without this context.
     """
 
     _lock = threading.Lock()
@@ -94,7 +96,7 @@ class pl_legacy_patch:
 
 
 def main() -> None:
-    """Upgrade the checkpoints on the command line; each original is kept beside its upgrade as ``.bak``."""
+    """Upgrade the checkpoints on the command line; each original is kept under its name plus ``.bak``."""
     parser = argparse.ArgumentParser("upgrade_checkpoint", description="Upgrade checkpoints of Lightning in place.")
     parser.add_argument("path", help="a checkpoint, or a folder with checkpoints, also in its subfolders")
     parser.add_argument("--extension", "-e", default=".ckpt", help="how the names of checkpoints in a folder end")
@@ -118,6 +120,6 @@ def _upgrade(file: Path, location: str | None) -> None:
     if _KEY not in checkpoint:
         sys.exit(f"{file} contains no version of Lightning, so it is not a checkpoint of a Trainer. Leave it out.")
     kept = file.with_suffix(".bak")
-    if not kept.exists():  # otherwise an earlier upgrade has kept the original file
+    if not kept.exists():  # an existing file is the original of an earlier upgrade
         shutil.copyfile(file, kept)
     store.save_checkpoint(migrate_checkpoint(checkpoint)[0], file)

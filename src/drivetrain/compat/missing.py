@@ -1,7 +1,7 @@
-"""What messages say to write instead: for names of Lightning 2.6 that drivetrain lacks or has in another place, and for
-arguments of other trainers.
+"""The advice in messages about names of Lightning 2.6 that drivetrain lacks or has elsewhere, and about arguments of
+other trainers.
 
-A test compares :data:`MISSING` with the public names of Lightning: each must be in the table or in drivetrain.
+A test checks that every public name of Lightning is in :data:`MISSING` or in drivetrain.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from drivetrain.base.ini import tables
 
 TODAY = tables(__file__, "today.ini")
-"""What messages say to write instead of the flags, hooks and members of Lightning 1.x, by kind and name."""
+"""For flags, hooks and members of Lightning 1.x, by kind and name: what to write instead."""
 
 _NOT_YET = ""
 _OWN_LOGGER = (
@@ -72,7 +72,7 @@ _WRITE = {
     "ModelCheckpoint(every_n_train_steps=...) in callbacks": ("save_steps",),
     "ModelCheckpoint(save_top_k=...) in callbacks": ("save_total_limit",),
 }
-"""For each argument to write, the names that it had in the first Lightning versions and has in other trainers."""
+"""For each argument of drivetrain, its names in the first Lightning versions and in other trainers."""
 
 ARGUMENTS = {
     **{
@@ -132,7 +132,7 @@ def _cures(section: str) -> dict[str, str]:
 
 
 MODULE, TRAINER, OF_OTHERS = map(_cures, ("LightningModule", "Trainer", "arguments of others"))
-"""For each missing attribute or argument that newcomers try, what to write instead."""
+"""For missing attributes and arguments that newcomers try, what to write instead."""
 
 ENGINE = {
     **dict.fromkeys(
@@ -174,7 +174,7 @@ def instead_of(owner: str, name: str) -> str | None:
 
 
 def why_missing(package: str, name: str) -> str | None:
-    """Return the message for a name that drivetrain's ``package`` lacks and Lightning's has; ``None`` for any other
+    """Return the message for a name that is in Lightning's ``package`` but not in drivetrain's; ``None`` for any other
     name.
     """
     if (instead := MISSING.get(package, {}).get(name)) is None:

@@ -1,4 +1,4 @@
-"""Lightning's ``utilities.model_summary``: drivetrain's summary under the names that programs read."""
+"""Lightning's ``utilities.model_summary``: drivetrain's summary under Lightning's names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ UNKNOWN_SIZE = UNKNOWN
 
 
 def _column(name: str, doc: str) -> Any:
-    """Return a property with the values of one column of the table, one for each row; ``None`` is shown as "?"."""
+    """Return a property with the values of one column of the table. The value "?" stands for ``None``."""
 
     def read(summary: ModelSummary) -> list[Any]:
         column = [getattr(row, name) for row in summary._summary.rows]
@@ -28,12 +28,14 @@ def _argument(name: str, doc: str) -> Any:
 
 
 class ModelSummary:
-    """The submodules of a module with their parameter counts; if the module has an ``example_input_array``, also with
-    their input and output sizes. ``str`` formats the summary as a table.
+    """The submodules of a module with their parameter counts.
+
+    If the module has an ``example_input_array``, the summary includes input and output sizes. ``str`` formats the
+    summary as a table.
 
     Args:
         model: any module.
-        max_depth: levels of submodules: 1 for the children, -1 for all, 0 for the totals alone.
+        max_depth: levels of submodules: 1 for the children, -1 for all levels, 0 for only the totals.
 
     Raises:
         ConfigurationError: ``max_depth`` is below -1.
@@ -45,7 +47,7 @@ class ModelSummary:
 
     @property
     def named_modules(self) -> list[tuple[str, nn.Module]]:
-        """The submodules with their names."""
+        """The submodules by name."""
         return [(name, self._model.get_submodule(name)) for name in self.layer_names]
 
     layer_names: list[str] = _column("name", "The submodules' names.")
@@ -65,12 +67,12 @@ class ModelSummary:
 
     @property
     def flop_counts(self) -> dict[str, dict[Any, int]]:
-        """The operations of a forward pass of the example input, by submodule and kind of operation."""
+        """For each submodule, the operations of one forward pass of the example input, by kind of operation."""
         return {row.name: dict(row.flops or {}) for row in self._summary.rows}
 
     @property
     def total_layer_params(self) -> int:
-        """The sum of :attr:`param_nums`, in which a parameter counts once for each submodule that holds it."""
+        """The sum of :attr:`param_nums`. A parameter counts once for each submodule that contains it."""
         return sum(self.param_nums)
 
     def __str__(self) -> str:

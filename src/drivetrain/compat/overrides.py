@@ -1,9 +1,9 @@
-"""Checks which members a user's class overrides, so that drivetrain ignores no override silently.
+"""Checks which members a user's class overrides, so that every ignored override causes a warning or an error.
 
 A contract is a base class that users extend, such as ``Strategy``. drivetrain calls overrides of a contract's public
-members. :mod:`drivetrain.compat.members` lists further members of Lightning's classes, which drivetrain never calls.
-Overriding one of them raises an error when the object is created, if ignoring the override would change numbers, state
-or ranks; otherwise a warning says that the override is not called.
+members. :mod:`drivetrain.compat.members` lists members of Lightning's classes that drivetrain never calls. If an
+ignored override would change numbers, state or ranks, drivetrain raises an error when the object is created. For any
+other ignored override, drivetrain warns.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ _warned: set[tuple[type, frozenset[str]]] = set()
 
 @dataclass(frozen=True)
 class Members:
-    """The members of a contract that drivetrain never calls, and how it handles their overrides.
+    """The members of a contract that drivetrain never calls, and the treatment of their overrides.
 
     Attributes:
         kind: the word for an object of the contract in messages, for example ``"strategy"``.
-        refused: members whose override is an error, each with what to write instead.
-        harmless: members whose override is not called and would change no number, state or rank.
-        needed: what to write instead of a subclass that overrides nothing; empty if such a subclass is useful.
-        contract: the name of the contract; ``needed`` concerns only its direct subclasses.
+        refused: for each member whose override is an error, what to write instead.
+        harmless: members whose override is ignored without an effect on numbers, state or ranks.
+        needed: what to write instead of a subclass that overrides nothing; empty if a subclass without overrides is
+            useful.
+        contract: the name of the contract; ``needed`` applies only to direct subclasses of the contract.
     """
 
     kind: str
@@ -38,13 +39,12 @@ class Members:
     contract: str = ""
 
     def check(self, cls: type) -> None:
-        """Check that drivetrain calls the overrides in a user's class; warn once about harmless ones that it does not
-        call.
+        """Check that drivetrain calls the overrides in a user's class; warn once about harmless overrides that are
+        ignored.
 
         Raises:
-            ConfigurationError: the class overrides a member that is never called, and ignoring it would change numbers,
-                state or ranks. It is also raised if the class overrides nothing, although a subclass of this contract
-                must.
+            ConfigurationError: drivetrain would ignore an override that changes numbers, state or ranks; or the class
+                overrides nothing, although the contract requires an override.
         """
         own = overridden_members(cls)
         for name in sorted(own.keys() & self.refused.keys()):
@@ -62,11 +62,11 @@ class Members:
 
 
 def warn_of_near_misses(cls: type, known: Iterable[str] = ()) -> None:
-    """Warn once per class about definitions whose names are similar to a member of its contract.
+    """Warn once per class about definitions whose name resembles the name of a member of the contract.
 
     Args:
         cls: the user's class.
-        known: further names that are members, beside the public attributes of the contract.
+        known: further members besides the public attributes of the contract.
     """
     base = own_base(cls)
     names = members_of(base) | _public(known)
@@ -87,7 +87,7 @@ def members_of(contract: type) -> set[str]:
 
 
 def warn_once(cls: type, names: frozenset[str], remark: str) -> None:
-    """Warn once per class if it overrides any of ``names``."""
+    """Warn, once per class, if the class overrides any of ``names``."""
     found = sorted(overridden_members(cls).keys() & names)
     if found and (cls, names) not in _warned:
         _warned.add((cls, names))
@@ -104,6 +104,6 @@ def own_base(cls: type) -> type:
 
 
 def overridden_members(cls: type) -> dict[str, type]:
-    """Return the names that the user's classes define, each with the class whose definition takes precedence."""
+    """Return, for each name that user's classes define, the class whose definition takes precedence."""
     owners = [owner for owner in reversed(cls.__mro__) if owner is not object and not is_own_class(owner)]
     return {name: owner for owner in owners for name in vars(owner)}

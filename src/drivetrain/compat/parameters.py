@@ -12,12 +12,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 
 def grad_norm(module: nn.Module, norm_type: float | int | str, group_separator: str = "/") -> dict[str, Tensor]:
-    """Return the norm of each parameter's gradient and the total norm, ready for ``self.log_dict``.
+    """Return the norm of each parameter's gradient and the total norm, as a dictionary for ``self.log_dict``.
 
     Args:
         module: the module; parameters without a gradient are left out.
         norm_type: positive, or "inf".
-        group_separator: the string between the norm and the parameter in a key, as in "grad_2.0_norm/layer.weight".
+        group_separator: the separator in a key, such as "/" in "grad_2.0_norm/layer.weight".
 
     Raises:
         ValueError: ``norm_type`` is not positive.
@@ -34,7 +34,7 @@ def grad_norm(module: nn.Module, norm_type: float | int | str, group_separator: 
 
 
 def find_shared_parameters(module: nn.Module) -> list[list[str]]:
-    """Return, for each parameter with several names, the list of its names."""
+    """Return the names of each parameter that has several names."""
     names: dict[int, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
@@ -42,7 +42,7 @@ def find_shared_parameters(module: nn.Module) -> list[list[str]]:
 
 
 def set_shared_parameters(module: nn.Module, shared_params: Sequence[Sequence[str]]) -> nn.Module:
-    """Tie parameters again: all names in a list of :func:`find_shared_parameters` get the parameter of the list's first
+    """Tie parameters again. For each list of :func:`find_shared_parameters`, all names get the parameter of the first
     name.
     """
     for first, *others in shared_params:
@@ -56,10 +56,10 @@ def set_shared_parameters(module: nn.Module, shared_params: Sequence[Sequence[st
 def measure_flops(
     model: nn.Module, forward_fn: Callable[[], Tensor], loss_fn: Callable[[Tensor], Tensor] | None = None
 ) -> int:
-    """Return the floating-point operations of one forward pass and, with ``loss_fn``, of its backward pass.
+    """Return the floating-point operations of one forward pass; with ``loss_fn``, the backward pass counts too.
 
     Args:
-        model: the model; its mode and its gradients are restored.
+        model: the model. This function restores the model's mode and gradients.
         forward_fn: runs the model once.
         loss_fn: computes a loss from the result of ``forward_fn``.
     """
@@ -69,7 +69,7 @@ def measure_flops(
         output = forward_fn()
         if loss_fn is not None:
             for parameter in model.parameters():
-                parameter.grad = None  # otherwise the backward pass would change the old gradient in place
+                parameter.grad = None  # a backward pass would change the old gradient in place
             torch.autograd.backward(loss_fn(output))
     for parameter, grad in zip(model.parameters(), grads, strict=True):
         parameter.grad = grad

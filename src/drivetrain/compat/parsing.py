@@ -30,11 +30,11 @@ def is_overridden(method_name: str, instance: object | None = None, parent: type
 
     Args:
         method_name: a name in the base class; for any other name the result is False.
-        instance: a module, a data module, a callback, or with ``parent`` any object; ``None`` overrides nothing.
-        parent: the base class; objects of other types need it.
+        instance: a module, a data module or a callback; with ``parent``, any object; for ``None``, the result is False.
+        parent: the base class; required for an object of another type.
 
     Raises:
-        ValueError: ``instance`` has another type, and no ``parent`` is given.
+        ValueError: ``instance`` is neither a module, a data module nor a callback, and no ``parent`` is given.
     """
     if instance is None:
         return False
@@ -50,17 +50,18 @@ def is_param_in_hook_signature(
     """Return whether ``hook_fx`` accepts ``param``.
 
     Args:
-        hook_fx: a method, bound or not: its first parameter is the instance and does not count.
+        hook_fx: a method, bound or not. The method's first parameter does not count.
         param: the argument's name.
-        explicit: ``param`` must be a named parameter; otherwise ``*args`` is enough.
-        min_args: a method with this many parameters counts, too, whatever their names.
+        explicit: if True, ``*args`` does not count as ``param``.
+        min_args: if given, a method with at least this many parameters accepts ``param``, whatever the parameters'
+            names.
     """
     (_, *names), rest, *_ = inspect.getfullargspec(hook_fx)
     return param in names or (not explicit and rest is not None) or (min_args is not None and len(names) >= min_args)
 
 
 def get_torchvision_model(model_name: str, **kwargs: Any) -> nn.Module:
-    """Return torchvision's model of this name; ``kwargs`` are its arguments.
+    """Return torchvision's model called ``model_name``; ``kwargs`` are its arguments.
 
     Raises:
         ModuleNotFoundError: torchvision is not installed.
@@ -71,10 +72,10 @@ def get_torchvision_model(model_name: str, **kwargs: Any) -> nn.Module:
 
 
 def get_init_args(frame: types.FrameType) -> dict[str, Any]:
-    """Return the arguments of the ``__init__`` that runs in ``frame``, by name; those in its ``**kwargs`` are included.
+    """Return the arguments of the ``__init__`` in ``frame`` by name, including the items of ``**kwargs``.
 
-    The result is empty if the frame is not an ``__init__`` that uses ``super()`` or ``__class__``, because the class is
-    then unknown.
+    The result is empty for other functions, and for an ``__init__`` without ``super()`` or ``__class__``, whose class
+    is unknown.
     """
     code, values = frame.f_code, frame.f_locals
     if "__class__" not in values or code.co_name != "__init__":
@@ -91,10 +92,10 @@ def collect_init_args(
 
     Args:
         frame: the frame of a constructor, or of a function that it calls.
-        path_args: gets one dictionary per constructor; the most specific class's comes last.
-        inside: whether a constructor was already found; the search then ends at the first caller that is not a
+        path_args: gets one dictionary per constructor; the dictionary of the most specific class comes last.
+        inside: whether a constructor was already found. If so, the search ends at the first caller that is not a
             constructor.
-        classes: the only classes whose constructors count.
+        classes: the classes whose constructors count; empty: all classes.
     """
     caller = frame.f_back
     while caller is not None:
@@ -110,8 +111,8 @@ def collect_init_args(
 
 
 def parse_class_init_keys(cls: type) -> tuple[str, str | None, str | None]:
-    """Return the names of the instance, ``*args`` and ``**kwargs`` in the ``__init__`` of ``cls``; ``None`` for those
-    that it lacks.
+    """Return the names of the instance, ``*args`` and ``**kwargs`` in the ``__init__`` of ``cls``; ``None`` if
+    ``__init__`` lacks ``*args`` or ``**kwargs``.
     """
     names, args, kwargs = inspect.getargs(inspect.unwrap(cls.__init__).__code__)  # type: ignore[misc]
     return names[0], args, kwargs
@@ -133,7 +134,7 @@ def is_picklable(obj: object) -> bool:
     """Return whether ``pickle`` accepts ``obj``."""
     try:
         pickle.dumps(obj)
-    except Exception:  # a user's __reduce__ may raise anything
+    except Exception:  # a user's __reduce__ can raise any exception
         return False
     return True
 
@@ -154,7 +155,8 @@ def lightning_hasattr(model: Any, attribute: str) -> bool:
 
 
 def lightning_getattr(model: Any, attribute: str) -> Any:
-    """Return ``attribute`` of the last object that has it, in the order of :func:`lightning_hasattr`.
+    """Return ``attribute`` of the data module's ``hparams``, of the module's ``hparams`` or of the module, whichever
+    has it first.
 
     Raises:
         AttributeError: none of the objects has the attribute.
@@ -164,7 +166,7 @@ def lightning_getattr(model: Any, attribute: str) -> Any:
 
 
 def lightning_setattr(model: Any, attribute: str, value: Any) -> None:
-    """Set ``attribute`` on each object of :func:`lightning_hasattr` that has it.
+    """Set ``attribute`` wherever it exists: on the module, in its ``hparams``, and in its data module's ``hparams``.
 
     Raises:
         AttributeError: none of the objects has the attribute.

@@ -1,6 +1,4 @@
-"""Lightning's ``callbacks.progress``: a tqdm class on which users' progress bars build, and the values that every bar
-shows.
-"""
+"""Lightning's ``callbacks.progress``: a tqdm class for users' progress bars, and the values that every bar shows."""
 
 from __future__ import annotations
 
@@ -11,15 +9,15 @@ from tqdm.auto import tqdm
 
 from drivetrain.callback import Trainer
 
-_WIDTH = 5  # characters of a number; the constant width keeps the bar from moving
+_WIDTH = 5  # the width of a number; with a constant width, the bar does not move
 
 
 class Tqdm(tqdm):  # type: ignore[type-arg]  # only the stubs have a type argument
-    """A tqdm bar whose fractional numbers are padded with zeros to five characters."""
+    """A tqdm bar that shows fractional numbers with at least five characters, padded with zeros."""
 
     @staticmethod
     def format_num(n: float | str) -> str:
-        """Return ``n`` as text; integers and strings are not padded."""
+        """Return ``n`` as text; integers and strings get no padding."""
         text = n if isinstance(n, str) else tqdm.format_num(n)
         if isinstance(n, int) or "e" in text or not _is_number(text):
             return text
@@ -29,12 +27,12 @@ class Tqdm(tqdm):  # type: ignore[type-arg]  # only the stubs have a type argume
 
 
 def convert_inf(x: float | None) -> float | None:
-    """Return ``x``; if it is infinite or NaN, return ``None``, which means an unknown total to tqdm."""
+    """Return ``x``, or ``None`` if ``x`` is infinite or NaN; for tqdm, ``None`` means an unknown total."""
     return x if x is not None and math.isfinite(x) else None
 
 
 def get_standard_metrics(trainer: Trainer) -> dict[str, int | str]:
-    """Return the values that a bar shows beside logged ones: the versions of the loggers."""
+    """Return the versions of the loggers, which a bar shows in addition to logged values."""
     versions: list[Any] = [logger.version for logger in trainer.loggers]
     version = versions[0] if len(versions) == 1 else "_".join(dict.fromkeys(map(str, versions)))
     if version in (None, ""):

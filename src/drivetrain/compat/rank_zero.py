@@ -1,4 +1,4 @@
-"""Lightning's ``utilities.rank_zero``: the functions that :mod:`drivetrain.base.rank_zero` does not have."""
+"""Lightning's ``utilities.rank_zero``: the functions that are not in :mod:`drivetrain.base.rank_zero`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ R = TypeVar("R")
 
 
 class _RankZeroOnly:
-    """A decorator: the function runs only on global rank 0; on other ranks a call returns ``default``.
+    """Decorator: run a function only on global rank 0, and return ``default`` on other ranks.
 
-    A program whose rank is not in the environment may set ``rank_zero_only.rank``.
+    If the environment does not contain the rank, the program can set ``rank_zero_only.rank``.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ rank_zero_only = _RankZeroOnly()
 
 
 def _get_rank() -> int | None:
-    """Return the global rank from the environment variables of a launcher; ``None`` if there are none."""
+    """Return the global rank from the environment variables of a launcher; ``None`` if no such variable is set."""
     return rank_from_environ() if any(os.environ.get(name, "").isdigit() for name in RANK_VARIABLES) else None
 
 
@@ -56,7 +56,7 @@ def rank_zero_debug(message: object, *args: Any, stacklevel: int = 4, **kwargs: 
 
 @rank_zero_only
 def rank_zero_info(message: object, *args: Any, stacklevel: int = 4, **kwargs: Any) -> None:
-    """Log ``message % args`` at INFO on the logger named "drivetrain"; without a handler, write it to stderr."""
+    """Log ``message % args`` at INFO on the logger named "drivetrain"; without a handler, write the text to stderr."""
     if log.hasHandlers():
         log.info(message, *args, **kwargs)
     else:
@@ -69,7 +69,7 @@ def rank_zero_deprecation(message: str, stacklevel: int | None = None, **_: Any)
 
 
 def rank_prefixed_message(message: str, rank: int | None) -> str:
-    """Return ``message`` with ``rank`` in front, unless ``rank`` is ``None``."""
+    """Return ``message``, with ``rank`` in front if ``rank`` is given."""
     return message if rank is None else f"[rank: {rank}] {message}"
 
 
@@ -77,19 +77,19 @@ class WarningCache(set[str]):
     """Issues each message once."""
 
     def warn(self, message: str, stacklevel: int | None = None, **kwargs: Any) -> None:
-        """Warn with ``message``, unless this object has already issued it."""
+        """Warn with ``message``, unless this object has already issued ``message``."""
         if message not in self:
             self.add(message)
             rank_zero_warn(message, stacklevel=stacklevel, **kwargs)
 
     def deprecation(self, message: str, stacklevel: int | None = None, **_: Any) -> None:
-        """Issue a deprecation warning with ``message``, unless this object has already issued it."""
+        """Issue a deprecation warning with ``message``, unless this object has already issued ``message``."""
         if message not in self:
             self.add(message)
             rank_zero_deprecation(message, stacklevel=stacklevel)
 
     def info(self, message: str, stacklevel: int = 5, **_: Any) -> None:
-        """Log ``message`` at INFO, unless this object has already issued it."""
+        """Log ``message`` at INFO, unless this object has already issued ``message``."""
         if message not in self:
             self.add(message)
             rank_zero_info(message)

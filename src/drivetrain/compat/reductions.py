@@ -1,4 +1,4 @@
-"""Lightning's ``fabric.utilities.distributed``: reductions over the ranks, which without a process group leave tensors
+"""Lightning's ``fabric.utilities.distributed``: reductions over the ranks. Without a process group, tensors are
 unchanged.
 """
 
@@ -20,11 +20,11 @@ def _distributed_is_initialized() -> bool:
 
 
 def _sync_ddp_if_available(result: Tensor, group: Any = None, reduce_op: Any = None) -> Tensor:
-    """Reduce ``result`` in place over the ranks, and return it.
+    """Reduce ``result`` over the ranks in place, and return ``result``.
 
     Args:
         result: the value of this rank.
-        group: the ranks; ``None``: all of them.
+        group: the ranks; ``None``: all ranks.
         reduce_op: an operation of torch, or its name, such as "sum" or "mean"; ``None``: the sum.
     """
     if not _distributed_is_initialized():

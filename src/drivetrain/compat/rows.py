@@ -1,7 +1,8 @@
-"""Reads the tables of Lightning's modules that drivetrain replaces: a text with a row for each module.
+"""Reads the tables of Lightning's modules that drivetrain replaces: texts with one row per module.
 
-A row is the path of Lightning's module and its sources, which are drivetrain's modules with the names to take from
-them. " | " separates sources. An indented line continues the row above. A line that begins with "#" is a comment::
+A row is the path of a module of Lightning, followed by the module's sources. A source is a module of drivetrain,
+followed by the names to take from this module. " | " separates sources. An indented line continues the row above. A
+line that begins with "#" is a comment::
 
     pytorch.callbacks.timer .callbacks.timer: Timer | .compat.enums: Interval
     fabric.fabric .engine.engine: Fabric=Engine
@@ -10,11 +11,11 @@ them. " | " separates sources. An indented line continues the row above. A line 
 
 The second row provides drivetrain's ``Engine`` as ``Fabric``. A source without names provides all names in its
 ``__all__``. A source that begins with a dot is below ``drivetrain``. The third line stands for two rows. The first of
-them, ``pytorch.loggers.comet``, provides the names that drivetrain's package ``loggers`` takes from its file ``comet``.
-The fourth line stands for two rows, too, and each provides only the name after its colon. The path "-" is the top-level
-package. The source "*" means the sources of all modules directly below the row's module. The source "=path" means the
-sources of the row ``path`` in this table or in ``later``. The source "=" means the sources of the row with the same
-path in ``later``. A row whose path begins with "*" is not a module: other rows refer to it.
+the two, ``pytorch.loggers.comet``, has the names that drivetrain's package ``loggers`` imports from its own file
+``comet``. The fourth line also stands for two rows; the row of ``cpu`` has only the name ``CPUAccelerator``. The path
+"-" is the top-level package. The source "*" means the sources of all modules directly below the row's module. The
+source "=path" means the sources of the row ``path`` in this table or in ``later``. The source "=" means the sources of
+the row with the same path in ``later``. A row whose path begins with "*" is not a module; other rows refer to the row.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ _ROW = re.compile(r"([^{ ]+)(?:\{([^}]*)\})? *(.*)")
 
 
 def table_of(text: str, later: Mapping[str, Sources] = MappingProxyType({})) -> dict[str, Sources]:
-    """Return the sources of each module, by its path.
+    """Return the sources of each module, by the module's path.
 
     Args:
         text: the rows.
-        later: the table of a later Lightning version, to whose rows ``text`` may refer.
+        later: the table of a later Lightning version; ``text`` can refer to rows of this table.
     """
     rows: dict[str, Sources] = {}
     written_rows = re.sub(r"^#.*\n", "", text, flags=re.MULTILINE)

@@ -18,18 +18,20 @@ from drivetrain.errors import ConfigurationError
 
 
 class DistributedSamplerWrapper(DistributedSampler[Any]):
-    """Distributes the indices that ``sampler`` draws over the ranks; every rank draws all of them, from the same seed.
+    """Distributes the indices of ``sampler`` over the ranks.
 
-    The Trainer and the Engine do not change a loader with this sampler. In other loaders they distribute the samples
-    themselves, in the order that rank 0 draws.
+    On every rank, ``sampler`` must yield equal indices: seed the sampler equally.
+
+    The Trainer and the Engine do not change a loader with this sampler. For any other loader, the Trainer or the Engine
+    distributes the samples in the order that rank 0 draws.
 
     Args:
-        sampler: the sampler to distribute; it must have a length.
+        sampler: the sampler to distribute; must have a length.
         args, kwargs: arguments of torch's ``DistributedSampler`` after its dataset, such as ``num_replicas`` and
-            ``rank``. Pass ``shuffle=False``; otherwise the order that ``sampler`` draws is shuffled once more.
+            ``rank``. Pass ``shuffle=False``; otherwise this class shuffles the indices of ``sampler`` again.
     """
 
-    dataset: Any  # holds the sampler
+    dataset: Any  # DistributedSampler stores the sampler as its dataset
 
     def __init__(self, sampler: Any, *args: Any, **kwargs: Any) -> None:
         if not hasattr(sampler, "__len__"):
@@ -44,17 +46,17 @@ class DistributedSamplerWrapper(DistributedSampler[Any]):
         return (order[index] for index in super().__iter__())
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, also of the wrapped sampler if that has ``set_epoch``."""
+        """Set the epoch of this sampler, and of the wrapped sampler if the wrapped sampler has ``set_epoch``."""
         super().set_epoch(epoch)
         if callable(own := getattr(self.dataset, "set_epoch", None)):
             own(epoch)
 
 
 class UnrepeatedDistributedSampler(DistributedSampler[Any]):
-    """Distributes the samples over the ranks without repeating any, so that the last ranks may have one sample less.
+    """Distributes samples over the ranks without repeated samples; the last ranks can have one sample fewer.
 
-    In evaluations, the Trainer itself distributes samples in this way. Do not train under DDP with this sampler,
-    because ranks may have different numbers of batches and then wait for each other forever.
+    The Trainer uses this distribution for evaluations. Do not train under DDP with this sampler. Ranks with different
+    numbers of batches wait for each other forever.
 
     Args:
         args, kwargs: for torch's ``DistributedSampler``; with ``shuffle``, the order depends only on the epoch.
@@ -80,18 +82,17 @@ class UnrepeatedDistributedSamplerWrapper(DistributedSamplerWrapper, UnrepeatedD
     """:class:`DistributedSamplerWrapper` without repeated samples.
 
     Args:
-        sampler: the sampler to distribute; it must have a length.
+        sampler: the sampler to distribute; must have a length.
         args, kwargs: arguments of :class:`UnrepeatedDistributedSampler`, after its dataset.
     """
 
 
 def prepare_for_backward(model: DistributedDataParallel, output: Any) -> None:
-    """Let DDP average the gradients of the next backward pass, although the forward pass did not call DDP's
-    ``forward``.
+    """Prepare DDP's average of gradients in the next backward pass, if the forward pass did not call DDP's ``forward``.
 
     Args:
         model: the wrapper.
-        output: the outputs of the forward pass. A parameter gets no gradient if no tensor in ``output`` depends on it.
+        output: the outputs of the forward pass. Only parameters on which a tensor in ``output`` depends get a gradient.
     """
     averages = torch.is_grad_enabled() and model.require_backward_grad_sync
     model.require_forward_param_sync = averages

@@ -21,18 +21,16 @@ def seed_everything(seed: int | None = None, workers: bool = False, verbose: boo
 
 
 def reset_seed() -> None:
-    """Seed everything again with the seed of the last :func:`seed_everything`; do nothing if it was never called."""
+    """Call :func:`seed_everything` again with the seed of its last call; do nothing without such a call."""
     if (seed := os.environ.get("PL_GLOBAL_SEED")) is not None:
         _seed.seed_everything(int(seed), workers=os.environ.get("PL_SEED_WORKERS", "0") == "1")
 
 
 def isolate_rng(include_cuda: bool = True) -> AbstractContextManager[None]:
-    """Call :func:`drivetrain.base.seed.isolate_rng`, which isolates the device's generator whatever ``include_cuda``
-    is.
-    """
+    """Call :func:`drivetrain.base.seed.isolate_rng`; ``include_cuda`` has no effect."""
     return _seed.isolate_rng()
 
 
 def pl_worker_init_function(worker_id: int, rank: int | None = None) -> None:
-    """A DataLoader's ``worker_init_fn``; ``rank`` is ignored, because the environment has it."""
+    """A DataLoader's ``worker_init_fn``; ``rank`` is ignored; the rank comes from the environment."""
     _seed.worker_seed_init(worker_id)

@@ -1,4 +1,4 @@
-"""Check before training that a module can answer requests: Lightning's ``ServableModule`` and its validator."""
+"""Lightning's ``ServableModule`` and the callback that checks, before training, that a module can answer requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _Converters = dict[str, Callable[[Any], Any]]
 
 
 class ServableModule(ABC, nn.Module):
-    """The second base class, beside LightningModule, of a module that answers requests."""
+    """Base class of modules that answer requests; the modules also inherit from LightningModule."""
 
     @abstractmethod
     def configure_payload(self) -> dict[str, Any]:
@@ -28,8 +28,9 @@ class ServableModule(ABC, nn.Module):
 
     @abstractmethod
     def configure_serialization(self) -> tuple[_Converters, _Converters]:
-        """Return two dictionaries of functions. The first has, for each argument of ``serve_step``, a function from
-        JSON's data to the argument. The second has, for each output, a function from the output to JSON's data.
+        """Return two dictionaries of functions. The first dictionary has, for each argument of ``serve_step``, a
+        function that converts JSON's data to the argument. The second dictionary has, for each output, a function that
+        converts the output to JSON's data.
         """
 
     @abstractmethod
@@ -43,7 +44,7 @@ class ServableModule(ABC, nn.Module):
 
 @dataclass(frozen=True)
 class Response:
-    """The answer to a request: 200 and JSON, or 500 and the error."""
+    """The answer to a request: the status 200 with JSON, or the status 500 with an error."""
 
     status_code: int
     text: str
@@ -54,23 +55,24 @@ class Response:
 
 
 class ServableModuleValidator(Callback):
-    """Passes the example request to the module before training starts, and compares the answer with the expected one.
+    """Passes an example request to the module before training, and compares the answer with the expected answer.
 
-    The request and the answer are converted to JSON and back, as a server would, but in this process: no port is
-    opened. The module answers in evaluation mode.
+    This callback converts the request and the answer to JSON and back, as a server would. No server is started. The
+    module answers in evaluation mode.
 
     Args:
         optimization: only ``None``.
         server: only "fastapi".
-        host, port, timeout: ignored, for compatibility, because no server is started.
+        host, port, timeout: ignored.
         exit_on_failure: raise an error if the module cannot answer.
 
     Attributes:
         resp: the answer; ``None`` before training starts.
 
     Raises:
-        NotSupportedError: another ``optimization`` or ``server``; or, when training starts, parameters are sharded.
-        ConfigurationError: when training starts, the module is no ServableModule, or does not answer as expected.
+        NotSupportedError: the value of ``optimization`` or ``server`` is not supported; or training starts with sharded
+            parameters.
+        ConfigurationError: training starts with a module that is not a ServableModule, or does not answer as expected.
     """
 
     def __init__(
@@ -131,5 +133,5 @@ def _answer(module: ServableModule, payload: dict[str, Any]) -> Response:
         inputs, outputs = module.configure_serialization()
         found: Any = module.serve_step(**body | {key: convert(body[key]) for key, convert in inputs.items()})
         return Response(200, json.dumps(found | {key: convert(found[key]) for key, convert in outputs.items()}))
-    except Exception as error:  # a server would send this answer, and continue
+    except Exception as error:  # a server would send the error, and continue
         return Response(500, f"{type(error).__name__}: {error}")

@@ -1,5 +1,5 @@
-"""The tables of Lightning's modules that drivetrain provides, one for each supported version of Lightning (a
-generation), and the table that this process uses.
+"""The tables of the modules that drivetrain provides, one table per supported version of Lightning (a generation). One
+of the tables is in use in this process.
 
 The rows of the tables are in files called ``served.txt``, here and in the folders of ``drivetrain.legacy``.
 """
@@ -22,11 +22,12 @@ class Table(NamedTuple):
     """The modules of one version of Lightning.
 
     Attributes:
-        version: the number of that version.
-        roots: the replaced top-level packages, each with the path of its row.
-        folder: the folder with the rows, below ``drivetrain``; the rows are read when a program imports Lightning.
+        version: the version's number.
+        roots: for each replaced top-level package, the path of its row.
+        folder: the folder below ``drivetrain`` that contains the rows. The rows are read when a program imports
+            Lightning.
         distributions: the names of Lightning's distributions for ``importlib.metadata``.
-        later: the folder with the rows of a later version, to which these rows refer.
+        later: the folder with the rows of a later version; rows of this table can refer to them.
     """
 
     version: str
@@ -37,7 +38,7 @@ class Table(NamedTuple):
 
     @property
     def served(self) -> Mapping[str, rows.Sources]:
-        """The sources of each module, by path."""
+        """The sources of each module, by the module's path."""
         return _read(self.folder, self.later)
 
 
@@ -71,5 +72,5 @@ def in_use() -> Table:
 
 
 def use(generation: str) -> None:
-    """Use the modules of ``generation`` from now on; "" is the latest."""
+    """Change the table in use to the table of ``generation``; "" is the latest."""
     _in_use[0] = GENERATIONS[generation] if generation else LATEST

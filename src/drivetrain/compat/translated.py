@@ -1,5 +1,5 @@
-"""Arguments of the Trainer that are objects of another API: their method ``as_settings()`` returns drivetrain's
-arguments.
+"""Converts arguments of the Trainer that are objects of another API: each object's method ``as_settings()`` returns
+drivetrain's arguments.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ def is_foreign(value: Any) -> bool:
 
 
 def translated(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the Trainer's arguments with each foreign object replaced by the result of its ``as_settings()``.
+    """Return the Trainer's arguments. Each object of another API is replaced by the result of its ``as_settings()``.
 
-    Such an object may be passed as ``accelerator=``, as ``strategy=``, or in ``plugins=``. Its ``as_settings()``
-    returns a dictionary of arguments of the Trainer. The ``plugins`` and ``callbacks`` in this dictionary are added to
-    those that the program passed. For any other argument, the object and the program may not give different values.
+    A program can pass such an object as ``accelerator=``, as ``strategy=``, or in ``plugins=``. The method
+    ``as_settings()`` returns a dictionary of the Trainer's arguments. ``plugins`` and ``callbacks`` in this dictionary
+    are added to the program's own plugins and callbacks. For other arguments, a value that differs from the program's
+    value is an error.
 
     Raises:
-        ConfigurationError: the object and the program set the same argument to different values.
+        ConfigurationError: the object and the program set one argument to different values.
     """
     arguments = dict(given)
     for name in _MAY_BE_FOREIGN:

@@ -30,7 +30,7 @@ class _RequiredOfScheduler(TypedDict):
 
 
 class LRSchedulerConfigType(_RequiredOfScheduler, total=False):
-    """A scheduler in the dictionary that ``configure_optimizers`` returns."""
+    """The entry for a scheduler in a dictionary that ``configure_optimizers`` returns."""
 
     name: str | None
     interval: str
@@ -88,7 +88,7 @@ _PARAMETERS = Iterator[nn.Parameter]
 
 @runtime_checkable
 class Steppable(Protocol):
-    """An object with an optimizer's ``step``."""
+    """An object with the method ``step`` of an optimizer."""
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the parameters."""
@@ -96,7 +96,7 @@ class Steppable(Protocol):
 
 @runtime_checkable
 class Optimizable(Steppable, Protocol):
-    """An object with an optimizer's ``step``, parameter groups and state dict."""
+    """An object with the method ``step``, the parameter groups and the state dict of an optimizer."""
 
     param_groups: list[dict[Any, Any]]
     defaults: dict[Any, Any]

@@ -8,9 +8,9 @@ import warnings
 
 
 class PossibleUserWarning(UserWarning):
-    """A warning about something that the user may intend."""
+    """A warning about code that is possibly a mistake, and possibly intended."""
 
 
 def disable_possible_user_warnings(module: str = "") -> None:
-    """From now on, ignore every :class:`PossibleUserWarning` from modules matching ``module``."""
+    """Add a filter that ignores every :class:`PossibleUserWarning` from modules that match ``module``."""
     warnings.filterwarnings("ignore", module=module, category=PossibleUserWarning)

@@ -9,7 +9,7 @@ from itertools import takewhile
 
 
 def numbers_of(version: str) -> tuple[int, ...]:
-    """Return the leading numbers of a version: those of "1.2.0rc1" are 1, 2 and 0."""
+    """Return the leading numbers of a version, such as 1, 2 and 0 for "1.2.0rc1"."""
     numbers = ("".join(takewhile(str.isdigit, part)) for part in version.split("+")[0].split("."))
     return tuple(map(int, takewhile(bool, numbers)))
 

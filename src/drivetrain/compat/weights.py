@@ -18,16 +18,16 @@ _METADATA_FILENAME = "meta.pt"
 
 
 def _EmptyInit(enabled: bool = True) -> AbstractContextManager[Any]:
-    """Context in which layers are created without initializing their parameters, if ``enabled``."""
+    """Context in which, if ``enabled``, new layers do not initialise their parameters."""
     return NoInit() if enabled else nullcontext()
 
 
 class _NotYetLoadedTensor:
-    """A class without instances: :func:`_lazy_load` returns plain tensors whose bytes are read on use."""
+    """A class only for imports, without instances, because :func:`_lazy_load` returns plain tensors."""
 
 
 def _lazy_load(filename: str | Path) -> Any:
-    """Return the contents of a file of ``torch.save``; the bytes of a tensor are read on use."""
+    """Return the contents of a file of ``torch.save``. The bytes of each tensor are read at the tensor's first use."""
     if not Path(filename).is_file():
         raise CheckpointError(f"There is no file {str(filename)!r}. Check the path.")
     return torch.load(filename, map_location="cpu", mmap=True, weights_only=not parity.current().pickle)
@@ -41,7 +41,9 @@ def _materialize_tensors(collection: Any) -> Any:
 def _move_state_into(
     source: MutableMapping[str, Any], destination: MutableMapping[str, Any], keys: set[str] | None = None
 ) -> None:
-    """Move the entries ``keys``, by default all, from ``source`` into ``destination``, whose objects load them."""
+    """Remove the entries ``keys`` (default: all entries) from ``source``, and load the entries into the objects in
+    ``destination``.
+    """
     for key in list(source.keys() if keys is None else keys & source.keys()):
         state = source.pop(key)
         if key in destination and hasattr(destination[key], "load_state_dict"):
@@ -51,7 +53,7 @@ def _move_state_into(
 
 
 def _materialize(module: nn.Module, device: torch.device | str | int) -> None:
-    """Allocate and initialise the parameters and buffers of this module, except those of its children."""
+    """Allocate and initialise the parameters and buffers of ``module`` itself, without its children."""
     module.to_empty(device=torch.device(device), recurse=False)
     reset: Any = getattr(module, "reset_parameters", None)
     if not callable(reset):
@@ -63,7 +65,6 @@ def _materialize(module: nn.Module, device: torch.device | str | int) -> None:
 
 
 def _materialize_meta_tensors(module: nn.Module, device: torch.device | str | int) -> None:
-    """Call :func:`_materialize` for each layer in ``module`` with a tensor on the meta device."""
     for each in module.modules():
         if _has_meta_device_parameters_or_buffers(each, recurse=False):
             _materialize(each, device)

@@ -9,12 +9,12 @@ from drivetrain.engine.wrappers import EngineLoader, EngineModule, OptimizerHand
 
 
 def is_wrapped(obj: object) -> bool:
-    """Return whether ``obj`` is a module, an optimizer or a loader that a set-up method returned."""
+    """Return whether ``obj`` is a module, an optimizer or a loader that a setup method returned."""
     return issubclass(type(obj), (EngineModule, OptimizerHandle, EngineLoader))
 
 
 def _unwrap_objects(collection: Any) -> Any:
-    """Return ``collection``, an object or a tree of objects, with wrapped objects replaced by the originals."""
+    """Return an object or a tree of objects; each wrapped object is replaced by the original object."""
     return map_leaves(_original, collection)
 
 

@@ -1,29 +1,29 @@
 """Fetch a batch of tensors with one index operation per tensor, instead of one per sample.
 
 [Note: which loaders]
-A ``DataLoader`` over a ``TensorDataset``, over a ``StackDataset`` of tensors, or over a ``Subset`` of these, with
-torch's default collate. Only torch's own unchanged classes are supported, so that no user code is skipped. A batch
-equals the stacked samples in values, dtype, strides and type. From all other loaders, batches are fetched sample by
-sample, as torch does. A single batch is also fetched sample by sample if its indices are not plain integers or are out
-of range, or if a tensor of the data set is not dense and contiguous in host memory.
+The module handles a ``DataLoader`` with torch's default collate over a ``TensorDataset``, a ``StackDataset`` of
+tensors, or a ``Subset`` of these. These classes must be torch's own and unchanged, so that no user code is skipped. A
+batch equals the stacked samples in values, dtype, strides and type. The batches of all other loaders are fetched sample
+by sample, as torch does. A single batch is also fetched sample by sample if its indices are not plain integers or are
+out of range, or if a tensor of the data set is not dense and contiguous in host memory.
 
-Without workers, a batch for a device that copies from pinned memory is fetched directly into pinned memory, so that the
-host need not wait for its copy to the device. An additional copy into pinned memory would take the host more time than
-it saves.
+If there are no workers, and the device can copy from pinned memory, the batch is fetched directly into pinned memory.
+The host then need not wait while the batch is copied to the device. A separate copy into pinned memory would cost more
+time than it saves.
 
-The user's loader and data set do not change. This module iterates a copy of the loader that shares its samplers and its
-generator, so the same random numbers are drawn.
+The user's loader and data set do not change. This module iterates a copy of the loader. The copy shares the loader's
+samplers and generator, and so draws the same random numbers.
 
 [Note: without torch's iterator]
-Without workers, torch's iterator only draws a seed, and then asks the batch sampler for indices and the data set for
-samples, inside a profiler range. :func:`iterate` does the same without the layers in between. If the batch sampler is
-torch's own, over its RandomSampler or SequentialSampler, a batch's indices are a slice of the permutation, instead of
-one Python number per sample. Each random number is drawn from the same generator at the same point of the pass as in
-torch.
+If there are no workers, torch's iterator draws a seed, and then gets indices from the batch sampler and samples from
+the data set, inside a profiler range. :func:`iterate` does the same with fewer function calls. If torch's BatchSampler
+draws from torch's RandomSampler or SequentialSampler, the indices of a batch are a slice of a tensor or range, and not
+one Python number per sample. Each random number is drawn from the same generator, and at the same point of the pass, as
+in torch.
 
 Before the first such pass, this module iterates toy loaders with and without torch's iterator, and compares the batches
-and random states. Torch's iterator is used if they differ, if a program has replaced a function of torch's iterator, or
-if a profiler or a mode is active when a pass starts.
+and random states. The module uses torch's iterator if the batches or states differ, if code has replaced a function of
+torch's iterator, or if a profiler or a torch mode is active when a pass starts.
 """
 
 from __future__ import annotations
@@ -58,21 +58,21 @@ from drivetrain.data.resample import SamplerProxy, replaced
 
 L = TypeVar("L")
 MANY = 10**8
-"""The number of samples from which on a permutation has indices of 32 bits."""
+"""A permutation of this many samples or more has 32-bit indices."""
 TOGETHER = 64
-"""The number of batches whose indices one call slices, which takes half as long as one call per batch."""
+"""One call slices the indices of this many batches. This takes half as long as one call per batch."""
 Order = Tensor | range
 """The order of samples: their indices in a data set."""
 
 
 def start_pass(loader: Any, pins: bool = False) -> Iterator[Any]:
-    """Start a pass over any loader, as ``iter(loader)`` does, but fetch batches as a whole if possible.
+    """Start a pass over any loader, as ``iter(loader)`` does, but fetch each batch as a whole if that is possible.
 
-    As after ``iter(loader)``, persistent workers belong to the user's loader.
+    Persistent workers then belong to the user's loader, as they do after ``iter(loader)``.
 
     Args:
         loader: the loader.
-        pins: whether the batches are for a device that copies from pinned memory.
+        pins: whether to fetch batches into pinned memory, from which the device copies faster.
     """
     source = batched(loader, pins)
     if source is loader:
@@ -84,14 +84,14 @@ def start_pass(loader: Any, pins: bool = False) -> Iterator[Any]:
 
 
 def iterate(source: DataLoader[Any]) -> Iterator[Any]:
-    """Start a pass over a result of :func:`batched`, or over a copy of such a result with another batch sampler."""
+    """Start a pass over ``source``: a result of :func:`batched`, or a copy of such a loader with another sampler."""
     return _iterate_plainly(source) if _can_iterate_plainly(source) else iter(source)
 
 
 def batched(loader: L, pins: bool = False) -> L:
     """Return a copy of ``loader`` that fetches each batch as a whole, or ``loader`` itself if that is not possible.
 
-    ``pins``: whether batches that this process fetches are written into pinned memory.
+    ``pins``: whether to write batches into pinned memory, if this process (and not a worker) fetches them.
     """
     if not isinstance(loader, DataLoader) or reason_for_samples(loader) is not None:
         return loader
@@ -104,7 +104,7 @@ def batched(loader: L, pins: bool = False) -> L:
 
 @rank_zero_only
 def log_fetching(loader: Any) -> None:
-    """Log at DEBUG, on the logger named "drivetrain", whether batches of ``loader`` are fetched as a whole."""
+    """Log at level DEBUG whether batches of ``loader`` are fetched as a whole."""
     if not (isinstance(loader, DataLoader) and log.isEnabledFor(logging.DEBUG)):
         return
     reason = reason_for_samples(loader)
@@ -113,7 +113,7 @@ def log_fetching(loader: Any) -> None:
 
 
 def reason_for_samples(loader: DataLoader[Any]) -> str | None:
-    """Return why the samples of ``loader`` are fetched one by one; ``None`` if its batches are fetched as a whole."""
+    """Return why the samples of ``loader`` are fetched one by one; ``None`` if each batch is fetched as a whole."""
     if type(loader) is not DataLoader:
         return f"{type(loader).__name__} is a subclass of DataLoader"
     if loader.batch_sampler is None:
@@ -134,15 +134,15 @@ def reason_for_samples(loader: DataLoader[Any]) -> str | None:
 
 
 class _Fetch:
-    """Replaces the data set in a DataLoader, and its method ``collate`` replaces ``default_collate``.
+    """Replaces the data set of a DataLoader; its method ``collate`` replaces the DataLoader's ``default_collate``.
 
-    A DataLoader calls ``collate(dataset.__getitems__(indices))``.
+    In place of samples, ``__getitems__`` returns the indices unchanged; ``collate`` then fetches the samples.
 
     Attributes:
         dataset: the user's data set.
         pins: whether batches are written into pinned memory.
-        checked: the tensors of a TensorDataset, if all were plain for the last batch. For the next batch, only what
-            a program may have changed in these tensors is checked again.
+        checked: all tensors of a TensorDataset, if the last batch was fetched with one index operation for each tensor;
+            otherwise ``None``. For the next batch, only what code can change about these tensors is checked again.
     """
 
     def __init__(self, dataset: Any, pins: bool) -> None:
@@ -153,13 +153,13 @@ class _Fetch:
         return indices
 
     def collate(self, indices: Any, are_slice: bool = False) -> Any:
-        """Return the batch of the samples ``indices``; ``are_slice``: whether :func:`slices` has drawn these."""
+        """Return the batch of the samples ``indices``; ``are_slice``: whether :func:`slices` has drawn the indices."""
         batch = _whole(self, indices, are_slice)
         return self._by_sample(indices, are_slice) if batch is None else batch
 
     def fetch(self, indices: Any, are_slice: bool) -> Any:
-        """Return the same as :meth:`collate`, in a pass without torch's iterator."""
-        if _is_profiling() or _has_modes() or _has_function_modes():  # a profiler or mode would see torch's range here
+        """Return the result of :meth:`collate`; for passes without torch's iterator."""
+        if _is_profiling() or _has_modes() or _has_function_modes():  # torch has a profiler range here
             with torch.autograd.profiler.record_function(_PROFILER_RANGE):
                 return self.collate(indices, are_slice)
         data, checked = self.dataset, self.checked
@@ -175,7 +175,7 @@ class _Fetch:
             try:
                 return list(map(torch.index_select, checked, repeat(0), repeat(indices)))
             except IndexError:
-                pass  # a tensor has fewer rows now
+                pass  # a tensor has lost rows
         return self.collate(indices, are_slice)
 
     def _by_sample(self, indices: Any, are_slice: bool) -> Any:
@@ -186,12 +186,12 @@ class _Fetch:
 
 
 class SeesDataset:
-    """Wraps a user's ``worker_init_fn``, so that ``get_worker_info()`` returns the user's data set.
+    """Wraps a user's ``worker_init_fn``, so that ``get_worker_info().dataset`` is the user's data set.
 
     Args:
         user: the user's function, or ``None``.
-        replacement: the object in the data set's place in the loader, whose attribute ``dataset`` is the user's data
-            set.
+        replacement: the object that has replaced the data set in the loader; its attribute ``dataset`` is the user's
+            data set.
     """
 
     def __init__(self, user: Callable[[int], None] | None, replacement: Any) -> None:
@@ -251,7 +251,7 @@ def _pinned_rows(tensor: Tensor, count: int) -> Tensor:
 
 
 def _tensors(data: Any) -> Any:
-    """Return the tensors of ``data``; ``None`` if its class is not one of torch's, or its parts are not all tensors."""
+    """Return the tensors or parts of ``data`` if it is a tensor or an unchanged torch dataset; else ``None``."""
     kind = type(data)
     if kind is Tensor:
         return (data,)
@@ -270,7 +270,7 @@ def _is_plain(tensor: Any) -> bool:
         and tensor.layout is torch.strided
         and tensor.is_cpu
         and tensor.is_contiguous()
-        and tensor.numel() > 0  # with empty rows, torch does not check the range of indices
+        and tensor.numel() > 0  # with empty rows, torch checks no indices
         and not (tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
     )
 
@@ -284,9 +284,7 @@ def _is_array(indices: Any) -> bool:
 
 
 def _is_unchanged(data: Any) -> bool:
-    """Whether torch's own methods return the samples of ``data``: a program may have replaced them in the class or the
-    object.
-    """
+    """Whether no code has replaced the torch methods that return the samples of ``data``."""
     kind = type(data)
     unchanged = _METHODS[kind] == (kind.__getitem__, getattr(kind, "__getitems__", None))
     return unchanged and "__getitems__" not in vars(data)
@@ -297,7 +295,7 @@ def _is_torchs(function: Any) -> bool:
 
 
 _CHANGEABLE, _PLAIN = attrgetter("__class__", "is_cpu", "requires_grad"), {(Tensor, True, False)}
-"""The attributes of a plain tensor that a program may change, and their values in a plain tensor."""
+"""A function that reads those attributes of a tensor that code can change, and their values in a plain tensor."""
 
 _SEQUENCES = (list, tuple, range)
 _INTEGERS = {int}
@@ -307,8 +305,8 @@ _METHODS = {
     for kind in (TensorDataset, StackDataset, Subset)
     for methods in [(kind.__getitem__, getattr(kind, "__getitems__", None))]
 }
-"""The methods that return samples, as torch defines them. In place of a method that a program had replaced before this
-module was imported, there is a function that equals no method.
+"""Torch's methods that return samples. If code had replaced a method before this module was imported, another function
+is in its place, so that later comparisons are false.
 """
 
 _GET_ITEM = _METHODS[TensorDataset][0]
@@ -318,7 +316,7 @@ _GET_ITEM = _METHODS[TensorDataset][0]
 
 
 def _can_iterate_plainly(source: Any) -> bool:
-    """Whether a pass without torch's iterator yields the same, and no active profiler or mode sees a difference."""
+    """Whether a pass without torch's iterator yields the same batches, and no profiler or torch mode is active."""
     return (
         type(source.dataset) is _Fetch
         and not (source.num_workers or source.pin_memory or source.timeout)
@@ -335,13 +333,13 @@ def _iterate_plainly(source: Any) -> Iterator[Any]:
     are_slices = draws is not None
     if draws is None:
         draws = iter(source.batch_sampler)
-    torch.empty((), dtype=torch.int64).random_(generator=source.generator).item()  # torch draws its workers' seed here
+    torch.empty((), dtype=torch.int64).random_(generator=source.generator).item()  # torch draws the workers' seed
     return map(fetch.fetch, draws, repeat(are_slices))
 
 
 def slices(batch_sampler: Any, dataset: Any) -> Iterator[Any] | None:
     """Start a pass over ``batch_sampler`` that yields the indices of each batch as a tensor. Return ``None`` unless
-    torch's own samplers draw them from ``dataset``.
+    torch's own samplers draw the indices from ``dataset``.
     """
     if isinstance(batch_sampler, SamplerProxy):
         return batch_sampler.slices(dataset)
@@ -352,7 +350,7 @@ def slices(batch_sampler: Any, dataset: Any) -> Iterator[Any] | None:
 
 
 def draws_each_once(sampler: Any) -> bool:
-    """Whether ``sampler`` is torch's own and draws each sample of its data source once."""
+    """Whether ``sampler`` is a sampler of torch that draws each sample of its data source once."""
     kind = type(sampler)
     if kind is RandomSampler:
         once = not sampler.replacement and getattr(sampler, NUMBER_OF_DRAWS, sampler) is None
@@ -362,20 +360,20 @@ def draws_each_once(sampler: Any) -> bool:
 
 
 def drawn_order(sampler: Any) -> Order:
-    """Return the order of a sampler for which :func:`draws_each_once` is true, without a Python number for each index.
+    """Return the order of samples of a sampler for which :func:`draws_each_once` is true, as a tensor or range.
 
     A RandomSampler with a generator draws another permutation when its pass ends; this function does not.
     """
     count = len(sampler.data_source)
     if type(sampler) is SequentialSampler:
         return range(count)
-    # the sampler draws its seed in the same way
+    # RandomSampler draws its seed in this way, too
     own = sampler.generator or torch.Generator().manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
     return _permutation(count, own)
 
 
 def _permutation(count: int, generator: torch.Generator) -> Tensor:
-    """Return torch's permutation. For very many samples, its indices have 32 bits, which take half the memory."""
+    """Return torch's random permutation. For very many samples, the indices have 32 bits, to halve the memory."""
     return torch.randperm(count, generator=generator, dtype=torch.int32 if MANY <= count < 2**31 else torch.int64)
 
 
@@ -385,12 +383,12 @@ def as_list(indices: Any) -> list[Any]:
 
 
 def _slices(batch_sampler: BatchSampler, sampler: Any) -> Iterator[Any]:
-    if len(sampler.data_source) == 0:  # for no samples, a RandomSampler may raise an exception
+    if len(sampler.data_source) == 0:  # a RandomSampler may raise then
         yield from batch_sampler
         return
     generator = getattr(sampler, "generator", None)
     size, drop_last, drawn = batch_sampler.batch_size, batch_sampler.drop_last, drawn_order(sampler)
-    # a program may have set a default device
+    # the tensor is on a device if a default device was set
     order = drawn.tolist() if isinstance(drawn, Tensor) and not drawn.is_cpu else drawn
     begin, count = 0, len(order)
     while begin + size <= count:
@@ -409,12 +407,12 @@ def _slices(batch_sampler: BatchSampler, sampler: Any) -> Iterator[Any]:
 
 @functools.cache
 def _toys_are_equal() -> bool:
-    """Whether toy loaders yield the same batches and leave the same random states with and without torch's iterator."""
+    """Whether toy loaders have the same batches and random states with torch's iterator and with this module's."""
     toys = ((True, True, True), (True, True, False), (True, False, True))
     state = torch.get_rng_state()
     try:
         pairs = [(_iterate_toy(iter, *toy, state), _iterate_toy(_iterate_plainly, *toy, state)) for toy in toys]
-    except Exception:  # torch's iterator has changed
+    except Exception:  # this torch has another iterator
         return False
     finally:
         torch.set_rng_state(state)
@@ -436,7 +434,7 @@ def _iterate_toy(
 
 
 def _are_torchs(methods: Iterable[tuple[type, str]]) -> bool:
-    """Whether ``methods`` are torch's own: each is a function that is defined in the module of its class."""
+    """Whether no code has replaced ``methods`` of torch: each function is defined in the module of its class."""
     return all(
         getattr(getattr(kind, name, None), "__globals__", None) is vars(sys.modules[kind.__module__])
         for kind, name in methods

@@ -31,21 +31,22 @@ Starts = Sequence[Callable[[], Iterator[Any]]]
 class CombinedLoader:
     """Iterate a tree of loaders as one loader.
 
-    A pass yields ``(batch, batch_idx, dataloader_idx)``. In every mode except "sequential", the batch is the tree with
-    a batch in place of every loader, ``batch_idx`` counts these trees and ``dataloader_idx`` is 0. In "sequential" mode
-    the batch is one loader's batch, with the index of this loader, and ``batch_idx`` starts at 0 for each loader.
+    A pass yields ``(batch, batch_idx, dataloader_idx)``. In every mode except "sequential", the batch is a tree with a
+    batch in place of each loader. ``batch_idx`` counts these trees, and ``dataloader_idx`` is 0. In "sequential" mode,
+    the batch is one loader's batch, and ``dataloader_idx`` is the index of this loader. ``batch_idx`` starts at 0 for
+    each loader.
 
-    No iterator is created before the first batch is requested. Then the iterators are created in order; in "sequential"
-    mode each is created only after the previous loader has ended and its workers have stopped. Batches are also fetched
-    in order, so that random numbers are drawn in the same order in every run. If a pass is not iterated to its end, its
-    workers stop when the pass is freed.
+    When the first batch is requested, the loaders' iterators are created, in order. In "sequential" mode, an iterator
+    is created only after the previous loader has ended and its workers have stopped. Batches are also fetched in order,
+    so that random numbers are drawn in the same order in every run. If a pass is abandoned, its workers stop when the
+    pass is freed.
 
     Args:
         iterables: a loader, or nested lists, tuples, named tuples, mappings and dataclasses of loaders. A list or tuple
-            that contains only strings and numbers, nested or not, is one loader: its elements are the batches.
-        mode: "min_size" ends with the first loader that ends. "max_size_cycle" ends when each loader has ended once;
-            until then, loaders that have ended start again. "max_size" ends with the last loader, and yields ``None``
-            in place of batches of loaders that have ended. "sequential" iterates one loader after another.
+            that contains only strings and numbers, at any depth, is one loader whose batches are its elements.
+        mode: "min_size" ends with the first loader that ends. "max_size_cycle" ends when each loader has ended once; a
+            loader that ends before that starts again. "max_size" ends when all loaders have ended; loaders that have
+            already ended yield ``None``. "sequential" iterates one loader after another.
 
     Raises:
         ConfigurationError: the mode is unknown, or a leaf of the tree is not iterable.
@@ -56,10 +57,10 @@ class CombinedLoader:
             raise ConfigurationError(f"CombinedLoader has no mode {mode!r}. {did_you_mean(str(mode), _MODES)}")
         self._mode = mode
         self._limits: list[int | float] | None = None
-        self._ended: list[bool] = []  # for a pass that is resumed: whether each loader has already ended once
+        self._ended: list[bool] = []  # set for a resumed pass: see :meth:`resume_at`
         self._passes: WeakSet[Generator[tuple[Any, int, int], None, None]] = WeakSet()
         self._iterables = iterables
-        # The tree never changes: passes return copies with other leaves.
+        # The tree never changes. Passes yield copies of the tree with other leaves.
         self._tree = torch_private.tree_map(
             lambda leaf: BatchList(leaf) if _holds_values(leaf) else leaf, iterables, is_leaf=_holds_values
         )
@@ -71,10 +72,10 @@ class CombinedLoader:
 
     @property
     def flattened(self) -> list[Any]:
-        """The loaders in order. Assign a list to replace the loaders from the next pass on.
+        """The loaders in order. To replace the loaders from the next pass on, assign a list.
 
         Raises:
-            ConfigurationError: the assigned list has another length, or a loader in it is not iterable.
+            ConfigurationError: the assigned list has a different length, or contains a loader that is not iterable.
         """
         return list(self._flattened)
 
@@ -92,8 +93,9 @@ class CombinedLoader:
     def limits(self) -> list[int | float] | None:
         """The maximum number of batches of each loader; ``None``: all.
 
-        Assign ``None``, one number for all loaders, or one number per loader: whole numbers, or ``inf``. A loader ends
-        at its limit as at its own end; with the limit 0 it is not started. A change takes effect at the next pass.
+        Assign ``None``, one number for all loaders, or one number per loader. A number is an integer or ``inf``. A
+        loader that reaches its limit counts as ended. A loader with the limit 0 is not started. A change takes effect
+        at the next pass.
 
         Raises:
             ConfigurationError: the assigned list has another length than the list of loaders, or a limit is not a
@@ -127,7 +129,9 @@ class CombinedLoader:
 
     @property
     def batch_sampler(self) -> Any:
-        """The tree with each loader's batch sampler in place of the loader, or ``None`` for a loader without one."""
+        """The tree with each loader's batch sampler in place of the loader, or ``None`` for a loader without a batch
+        sampler.
+        """
         return _fill(self._tree, [getattr(loader, "batch_sampler", None) for loader in self._flattened])
 
     def __len__(self) -> int:
@@ -151,19 +155,20 @@ class CombinedLoader:
 
     def __iter__(self) -> Iterator[tuple[Any, int, int]]:
         batches = self._one_by_one() if self._mode == "sequential" else self._side_by_side()
-        self._passes.add(batches)  # a weak reference: dropping a pass stops its workers, as in a DataLoader
+        self._passes.add(batches)  # a weak reference, because freeing a pass must stop its workers
         return batches
 
     def resume_at(self, ended: Sequence[bool]) -> None:
-        """Let the next pass continue a saved pass, whose loaders were set to their saved positions.
+        """Let the next pass continue a saved pass. The caller has already set the loaders to their saved positions.
 
         Args:
-            ended: for each loader, whether it has already ended once in the saved pass; read by "max_size_cycle".
+            ended: for each loader, whether it has already ended once in the saved pass. Only "max_size_cycle" uses
+                this.
         """
         self._ended = list(ended)
 
     def reset(self) -> None:
-        """End the running passes and stop their workers, including persistent ones."""
+        """End the running passes, and stop all workers, including persistent workers."""
         for batches in list(self._passes):
             batches.close()
         for loader in self._flattened:
@@ -173,15 +178,16 @@ class CombinedLoader:
     def state_dict(self) -> list[Any]:
         """Return a list with the state of each loader, in order; ``None`` for a loader without a ``state_dict``.
 
-        The state contains the position of each loader, but not how often "max_size_cycle" has restarted it.
+        The states contain the positions of the loaders. The states do not contain how often "max_size_cycle" has
+        restarted a loader.
         """
         return [loader.state_dict() if _has(loader, "state_dict") else None for loader in self._flattened]
 
     def load_state_dict(self, states: Sequence[Any]) -> None:
-        """Load each loader's state from :meth:`state_dict`; running passes end.
+        """Load a result of :meth:`state_dict` into the loaders, and end all running passes.
 
         Raises:
-            CheckpointError: the number of states differs, or a loader with a state cannot load it.
+            CheckpointError: the number of states differs, or a loader with a state has no ``load_state_dict``.
         """
         if len(states) != len(self._flattened):
             raise CheckpointError(
@@ -212,8 +218,8 @@ class CombinedLoader:
     def _starts(self) -> Starts:
         return [partial(_start, loader, limit) for loader, limit in self._limited()]
 
-    # The methods of a pass keep no iterator in a local variable, so that iterators are freed when a for statement ends,
-    # even if an exception ends it.
+    # The following methods keep no iterator in a local variable, so that the iterators are freed when the for statement
+    # ends, even if an exception ends it.
 
     def _one_by_one(self) -> Generator[tuple[Any, int, int], None, None]:
         for dataloader_idx, start in enumerate(self._starts()):
@@ -228,8 +234,8 @@ class CombinedLoader:
 
 
 def _max_size_cycle(starts: Starts, ended: Sequence[bool]) -> Iterator[Sequence[Any]]:
-    """Yield the batches of each round. A round first fetches from the loaders that have not ended yet: if the last of
-    them ends, no loader was restarted in vain, and no batch of another loader was fetched.
+    """Yield the batches of each round. A round first fetches from the loaders that have not ended yet. If these have
+    all ended, the pass is over, and no ended loader was restarted in vain.
     """
     iterators = [start() for start in starts]
     unended = [index for index, once in enumerate(ended) if not once]
@@ -247,7 +253,7 @@ def _max_size_cycle(starts: Starts, ended: Sequence[bool]) -> Iterator[Sequence[
                 if batches[index] is _END:
                     batches[index] = next(iterators[index], _END)
                 if batches[index] is _END:
-                    iterators[index] = iter(())  # end the workers of the last pass before new workers start
+                    iterators[index] = iter(())  # end the old workers before new workers start
                     iterators[index] = start()
                     batches[index] = next(iterators[index], _END)
                 if batches[index] is _END:
@@ -258,20 +264,24 @@ def _max_size_cycle(starts: Starts, ended: Sequence[bool]) -> Iterator[Sequence[
                     )
             yield batches
     finally:
-        iterators.clear()  # a traceback may keep this frame alive, and with it the workers
+        iterators.clear()  # a traceback may keep this frame, and so the workers
 
 
 _MODES: dict[str, tuple[Callable[..., float], Callable[[Starts, Sequence[bool]], Iterable[Sequence[Any]]]]] = {
     "min_size": (min, lambda starts, ended: zip(*(start() for start in starts), strict=False)),
     "max_size_cycle": (max, _max_size_cycle),
     "max_size": (max, lambda starts, ended: zip_longest(*(start() for start in starts))),
-    "sequential": (sum, lambda starts, ended: ()),  # in this mode, no loaders are iterated together
+    "sequential": (sum, lambda starts, ended: ()),  # loaders are not iterated together
 }
-"""For each mode, the length of a pass from the loaders' lengths, and the batches that the loaders yield together."""
+"""For each mode: a function that computes the length of a pass from the loaders' lengths, and a function that yields
+the loaders' batches.
+"""
 
 
 def _start(loader: Any, limit: int | float) -> Iterator[Any]:
-    """Return a new iterator of ``loader`` with at most ``limit`` batches; with the limit 0, do not start the loader."""
+    """Return a new iterator of ``loader`` with at most ``limit`` batches; if ``limit`` is 0, do not start the
+    loader.
+    """
     if limit == 0:
         return iter(())
     source = without_restart(start_pass(loader))
@@ -279,7 +289,7 @@ def _start(loader: Any, limit: int | float) -> Iterator[Any]:
 
 
 def start_batches(loader: Any, pins: bool = False) -> Iterator[Any]:
-    """Start a pass over any loader; the batches of a CombinedLoader come without their indices."""
+    """Start a pass over any loader; for a CombinedLoader, yield its batches without their indices."""
     source = without_restart(start_pass(loader, pins))
     return (each[0] for each in source) if isinstance(loader, CombinedLoader) else source
 
@@ -287,8 +297,8 @@ def start_batches(loader: Any, pins: bool = False) -> Iterator[Any]:
 def without_restart(iterator: Iterator[Any]) -> Iterator[Any]:
     """Return an iterator over ``iterator`` whose ``__iter__`` only returns itself.
 
-    ``for``, ``zip`` and ``islice`` call ``__iter__`` of an iterator. If a loader is its own iterator, this call would
-    start another pass, and draw another order.
+    ``for``, ``zip`` and ``islice`` call an iterator's ``__iter__``. If a loader is its own iterator, this call would
+    start another pass, with another order of samples.
     """
     if isinstance(iterator, (GeneratorType, torch_private.AnyPass)):
         return iterator
@@ -394,24 +404,24 @@ def is_loader(element: Any) -> bool:
 
 
 def has_data_loader(given: Any) -> bool:
-    """Return whether nested lists, tuples and mappings contain a DataLoader: all their leaves must then be loaders."""
+    """Return whether nested lists, tuples and mappings contain a DataLoader. If so, all leaves must be loaders."""
     return any(isinstance(leaf, (DataLoader, CombinedLoader)) for _, leaf in leaves(given))
 
 
 def arranged(given: Any, start: str) -> Any:
     """Return a user's loaders as a tree with one loader at each leaf.
 
-    A list or tuple is several loaders if each of its elements is a loader (:func:`is_loader`), otherwise one loader of
-    batches, which becomes a :class:`BatchList`. A mapping is always several loaders, by name, and each of its values is
-    arranged as if it were passed alone. Lists that contain a DataLoader may be nested; every leaf must then be a
-    loader. Any other object is one loader.
+    A list or tuple means several loaders if each element is a loader (:func:`is_loader`). Otherwise the elements are
+    batches, and the list or tuple becomes one :class:`BatchList`. A mapping always means several loaders, by name, and
+    each of its values is arranged separately. Lists that contain a DataLoader can be nested, and all leaves must then
+    be loaders. Any other object is one loader.
 
     Args:
         given: an argument of the Trainer's methods, or the result of a loader hook.
         start: the beginning of error messages, for example "train_dataloader gave".
 
     Raises:
-        ConfigurationError: a loader is not iterable, or there is another object in place of a loader.
+        ConfigurationError: a loader is not iterable, or an element is not a loader.
     """
     if isinstance(given, Tensor) or hasattr(given, "__array__"):
         samples = "TensorDataset(x, y)" if start.startswith("trainer.fit") else "samples"
@@ -442,7 +452,7 @@ def arranged(given: Any, start: str) -> Any:
         return given
     for position, element in enumerate(given):
         if isinstance(element, (type, Dataset)) or inspect.isroutine(element):
-            check_iterable(element, f"{start}, at position {position},")  # the element is neither a batch nor a loader
+            check_iterable(element, f"{start}, at position {position},")  # neither a batch nor a loader
     return BatchList(given)
 
 

@@ -1,4 +1,4 @@
-"""Yield a loader's batches on the device, each with a flag that tells whether it is the last one."""
+"""Yield a loader's batches on the device, each with a flag: whether the batch is the last."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ def count_batches(loader: Any, limit: int | float, argument: str) -> float:
 
     Args:
         loader: the loader to iterate.
-        limit: an int is a number of batches, and a float a fraction of the length, so 1 and 1.0 differ. 0 means no
+        limit: an int is a number of batches. A float is a fraction of the length, so 1 and 1.0 differ. 0 means no
             batches.
         argument: the name of the Trainer's argument for the limit, for messages.
 
     Raises:
-        ConfigurationError: the fraction leaves no batch, or the loader has no length.
+        ConfigurationError: the fraction is less than one batch, or there is a fraction, and the loader has no length.
     """
     return count_of(sized_length(loader), limit, argument, type(loader).__name__)
 
 
 def count_of(length: int | None, limit: int | float, argument: str, name: str) -> float:
-    """Return the same as :func:`count_batches` for a loader of class ``name`` with this ``length`` (``None``: no
+    """Return the result of :func:`count_batches` for a loader of class ``name`` with this ``length`` (``None``: no
     length).
     """
     if limit == 0:
@@ -71,7 +71,7 @@ def count_of(length: int | None, limit: int | float, argument: str, name: str) -
 
 
 def _at_least_one_of(length: int) -> float:
-    """Return the fraction 1 / length to four digits, rounded up, because a smaller fraction would leave no batch."""
+    """Return 1 / length, rounded up to four digits; a fraction that is rounded down would be less than one batch."""
     scale = 10 ** (3 + len(str(length)))
     return float(ceil(scale / length) / scale)
 
@@ -79,10 +79,10 @@ def _at_least_one_of(length: int) -> float:
 def fetches_ahead(loader: Any, num_batches: float = float("inf")) -> bool:
     """Return whether the next batch is fetched before the current one is processed.
 
-    The next batch is fetched ahead with workers, or if nothing else shows which batch is the last. With
-    ``num_workers=0`` and a known length, no batch is fetched ahead, because the order of draws from the global random
-    generators would differ from that in a plain loop. With ``early_iterators`` of :mod:`drivetrain.parity`, a limit
-    ``num_batches`` counts as a known length.
+    Batches are fetched ahead if there are workers, or if the length is unknown, because only a further fetch shows
+    which batch is the last. If ``num_workers=0`` and the length is known, no batch is fetched ahead: random numbers
+    would be drawn from the global generators in another order than in a plain loop. With ``early_iterators`` of
+    :mod:`drivetrain.parity`, a limit ``num_batches`` counts as a known length.
     """
     if any(getattr(part, "num_workers", 0) > 0 for part in parts_of(loader)):
         return True
@@ -105,17 +105,18 @@ def feed(
 ) -> Iterator[tuple[Any, bool]]:
     """Yield ``(batch, is_last)``.
 
-    A pass that no limit ends early exhausts the loader, as a ``for`` loop does: the loader's code after its last batch
-    runs, and samplers draw their last random numbers. To exhaust the loader, the caller requests one batch too many.
+    Unless a limit ends the pass early, the pass exhausts the loader, as a ``for`` loop does. The loader's code after
+    its last batch then runs, and samplers draw their last random numbers. To exhaust the loader, the caller must
+    iterate to the end, beyond the last batch.
 
     Args:
-        batches: a loader, or the passes over a loader. This function creates one iterator of it.
+        batches: a loader, or a :class:`Passes` object. This function creates one iterator of ``batches``.
         num_batches: the maximum number of batches, or ``inf``.
-        move: moves a batch to the device as soon as it is fetched; ``None`` if an overridden transfer hook moves it
-            later. If the first batch is already on the device, the loader's other batches are assumed to be there too,
-            and ``move`` is not called again in this pass.
+        move: moves a batch to the device as soon as the batch is fetched; ``None`` if an overridden transfer hook moves
+            it later. If the first batch is already on the device, ``move`` is not called for the other batches of this
+            pass.
         ahead: the result of :func:`fetches_ahead`.
-        resumed: the position of a resumed pass; ``None`` for a new one.
+        resumed: the position of a resumed pass; ``None`` for a new pass.
         started: the iterator over ``batches``, if it was already created.
         pins: the argument ``pins`` of :func:`drivetrain.data.batched.start_pass`.
     """
@@ -137,8 +138,8 @@ def feed(
             yield moved, next(flags)
             if move is None:
                 break
-        batch = moved = None  # free the first batch before the others are processed
-    yield from zip(source, flags, strict=False)  # makes no Python call for each batch
+        batch = moved = None  # free the first batch before the next is processed
+    yield from zip(source, flags, strict=False)  # no Python function call per batch
     if not is_endless and (missing := sum(1 for _ in flags)) > 0:
         loader = _behind(batches)
         promise, cure = "was limited to", "Limit it to the batches that it has."
@@ -161,10 +162,10 @@ def _behind(batches: Any) -> Any:
 
 
 def _ask_for_end(batches: Any, items: Iterator[Any], num_batches: float) -> None:
-    """Exhaust ``items`` after its last batch, unless a limit has ended the pass early.
+    """Exhaust ``items`` after the last batch, unless a limit has ended the pass early.
 
-    A loader that is its own iterator is not exhausted, because it would lose the first batch of its next pass. With
-    ``early_iterators`` of :mod:`drivetrain.parity`, a DataLoader without workers is not exhausted, either.
+    A loader that is its own iterator is not exhausted, because this would take the first batch of its next pass. If
+    ``early_iterators`` of :mod:`drivetrain.parity` is on, a DataLoader without workers is not exhausted, either.
     """
     loader = _behind(batches)
     as_then = parity.current().early_iterators and isinstance(loader, DataLoader) and loader.num_workers == 0
@@ -188,22 +189,23 @@ def _ask_for_end(batches: Any, items: Iterator[Any], num_batches: float) -> None
 
 
 def gives_up(loader: Any, num_batches: float) -> bool:
-    """Whether a pass of ``num_batches`` ends before the end of ``loader``, and the next pass starts at the first batch.
+    """Whether a pass of ``num_batches`` ends before the end of ``loader``, and the next pass starts again at the
+    loader's first batch.
 
-    False for a loader that is its own iterator, because its next pass continues where the last one ended.
+    The result is false for a loader that is its own iterator, because its next pass continues after the previous pass.
     """
     return num_batches < sized_length(loader, float("inf")) and not _is_its_own_iterator(loader)
 
 
 def position_after_end(passes: Passes, before: dict[str, Any]) -> dict[str, Any]:
-    """Return the position of ``passes`` after a loader that was resumed at ``before`` was exhausted.
+    """Return the position of ``passes`` after the end of a pass that was resumed at the position ``before``.
 
-    If a stateful loader has yielded no batch since it was resumed, its state in ``before`` is kept, because the loader
-    may have no state before its first batch.
+    If a stateful loader has yielded no batch since it was resumed, the result contains its state in ``before``, because
+    a loader may have no state until its first batch.
     """
     ended = [part["ended"] for part in before.get("parts", [before])]
     if any(ended) if getattr(passes.loader, "mode", None) == "min_size" else all(ended):
-        return before  # the loader was exhausted before the checkpoint was saved
+        return before  # the saved pass had already ended
     position = passes.position(states=False)
     parts = zip(position.get("parts", [position]), before.get("parts", [before]), parts_of(passes.loader), strict=True)
     for part, old, loader in parts:
@@ -213,11 +215,11 @@ def position_after_end(passes: Passes, before: dict[str, Any]) -> dict[str, Any]
 
 
 def _is_its_own_iterator(loader: Any) -> bool:
-    """Whether ``iter(loader)`` continues the last pass instead of starting a new one; for a CombinedLoader, whether
-    this is true of any loader in it.
+    """Whether ``iter(loader)`` continues the last pass, and does not start a new pass. For a CombinedLoader: whether
+    this is true of any of its loaders.
     """
     parts = parts_of(loader)
-    # without the datasets of stateful loaders: such a loader starts a new pass, whatever its dataset is
+    # the datasets of stateful loaders do not count, because a stateful loader always starts a new pass
     datasets = (getattr(part, "dataset", None) for part in parts if not is_stateful(part))
     return any(hasattr(each, "__next__") for each in (*parts, *datasets))
 
@@ -228,7 +230,7 @@ class Resumed:
 
     Attributes:
         done: the number of finished batches of the pass.
-        caught_up: called when the resumed pass has fetched all batches that the interrupted pass had fetched.
+        caught_up: a function that is called when the resumed pass has fetched as many batches as the interrupted pass.
     """
 
     done: int
@@ -238,7 +240,9 @@ class Resumed:
 def _ahead(
     batches: Any, source: Iterator[Any], move: Callable[[Any], Any] | None, resumed: Resumed | None
 ) -> Iterator[tuple[Any, bool]]:
-    """Fetch one batch ahead; for passes, record the position before each fetch."""
+    """Yield ``(batch, is_last)``, and fetch one batch ahead. If ``batches`` is a Passes object, record the position
+    before each fetch.
+    """
     passes = batches if isinstance(batches, Passes) else None
     current: Any = None
     fetched = 0
@@ -247,7 +251,7 @@ def _ahead(
             position = passes.position()
             if passes.fetches_here:
                 position["rng"] = rng_state()
-            passes.flight = position  # the position if the pass ends here: the batch ahead is not processed
+            passes.flight = position  # a checkpoint's position: the batch ahead is not processed
         for batch in source:
             following = batch if move is None else move(batch)
             break
@@ -269,17 +273,18 @@ def _ahead(
 class BatchIterator:
     """The argument ``dataloader_iter`` of a step that fetches its batches itself.
 
-    In each step, ``next`` returns ``(batch, batch_idx, dataloader_idx)``: first the batch that the loop has fetched,
-    then further batches of the same pass. The loop continues after the last batch that the step has fetched.
+    ``next`` returns ``(batch, batch_idx, dataloader_idx)``. In each step, the first call returns the batch that the
+    loop has fetched. Later calls return further batches of the pass. The loop continues after the last batch that the
+    step has fetched.
 
     Args:
         source: the rest of the pass, as yielded by :func:`feed`.
-        advance: called with ``is_last`` for each further batch; returns the batch's index.
-        transfer: moves a batch to the device if an overridden hook does that.
+        advance: a function that is called with ``is_last`` for each further batch, and returns the batch's index.
+        transfer: an overridden hook that moves a batch to the device, or ``None``.
         dataloader_idx: the loader's index in an evaluation over several loaders.
 
     Attributes:
-        taken: the number of batches of the current step so far, or of the last step.
+        taken: the number of batches that the current or last step has taken.
     """
 
     source: Iterator[tuple[Any, bool]]
@@ -290,13 +295,13 @@ class BatchIterator:
     _held: tuple[Any, int, int] | None = field(default=None, init=False)
 
     def hold(self, batch: Any, batch_idx: int) -> BatchIterator:
-        """Store the batch that the loop has fetched; return this iterator, which yields that batch first."""
+        """Store the batch that the loop has fetched, so that ``next`` returns it first. Return this object."""
         self._held, self.taken = (batch, batch_idx, self.dataloader_idx), 1
         return self
 
     def bound(self, step: Callable[..., Any]) -> Callable[[Any, int], Any]:
-        """Return a function of a batch and its index that calls ``step`` with this iterator. If ``step`` requests more
-        batches than there are, its result is ``None``.
+        """Return a function of a batch and its index that calls ``step`` with this iterator. If ``step`` requests a
+        batch after the last batch, the function returns ``None``.
         """
 
         def call(batch: Any, batch_idx: int) -> Any:
@@ -322,13 +327,13 @@ class BatchIterator:
 
 
 def seed_workers(loader: Any, rank: int | None = None) -> None:
-    """If ``seed_everything(workers=True)`` was called, let the loader's workers seed Python's and NumPy's generators; a
-    user's ``worker_init_fn`` stays.
+    """If ``seed_everything(workers=True)`` was called, make the loader's workers seed Python's and NumPy's generators.
+    Loaders with a ``worker_init_fn`` do not change.
 
     Args:
         loader: a loader; only a DataLoader is changed.
-        rank: the index of this process's part of the data. It differs from the process's rank if several ranks share
-            one model, because these ranks must augment samples identically.
+        rank: the index of this process's part of the data. Ranks that share one model have equal indices, because such
+            ranks must augment samples identically.
     """
     wanted = os.environ.get("PL_SEED_WORKERS") == "1"
     if wanted and getattr(loader, "num_workers", 0) > 0 and getattr(loader, "worker_init_fn", True) is None:
@@ -337,12 +342,12 @@ def seed_workers(loader: Any, rank: int | None = None) -> None:
 
 
 def make_room_for_sockets(loader: Any) -> None:
-    """Choose another folder for the sockets of the loader's workers if the temporary folder's path is too long for
-    sockets.
+    """If the path of the temporary folder is too long for sockets, choose another folder for the sockets of the
+    loader's workers.
 
-    Workers send tensors through sockets that ``multiprocessing`` creates in the temporary folder. If its path is too
-    long, the loader waits for its first batch forever. Nothing changes with versions of Python that handle long paths
-    themselves.
+    Workers send tensors through sockets that ``multiprocessing`` creates in the temporary folder. If that folder's path
+    is too long, the loader waits forever for its first batch. This function does nothing in versions of Python that
+    handle long paths themselves.
     """
     config = getattr(current_process(), "_config", None)
     if not getattr(loader, "num_workers", 0) or not isinstance(config, dict) or config.get("tempdir"):
@@ -361,8 +366,8 @@ def make_room_for_sockets(loader: Any) -> None:
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
-    """Call ``set_epoch``, where it exists, of the loader's sampler, batch sampler and iterable-style dataset, and of
-    the batch sampler's own sampler.
+    """Call ``set_epoch`` on the loader's sampler, batch sampler, the batch sampler's own sampler, and iterable-style
+    dataset, if they have this method.
     """
     if isinstance(loader, CombinedLoader):
         for part in loader.flattened:

@@ -17,18 +17,19 @@ from drivetrain.errors import ConfigurationError
 class RecordedIndices:
     """Yields a loader's batches, and records the dataset indices of each batch's samples.
 
-    Workers fetch ahead, so the sampler draws indices long before their batch arrives. So this class records each draw,
-    and returns the records in the same order. Batches must therefore arrive in the order of the draws: the copy that
-    this class iterates does so even if the loader has ``in_order=False``.
+    Workers fetch ahead, so the sampler draws indices long before their batch arrives. This class records each draw, and
+    returns the records in the order of the draws. Batches must therefore arrive in that order. The copy of the loader
+    that this class iterates has ``in_order=True`` for this reason.
 
-    The user's loader does not change. The copy shares the dataset, samplers and generator. With
-    ``persistent_workers``, the copy has its own workers, which live as long as this object.
+    The user's loader does not change. The copy shares the dataset, samplers and generator. If ``persistent_workers`` is
+    set, the copy has its own workers, which stop when this object is freed.
 
-    Only one pass at a time is possible. A subclass whose ``__iter__`` drops or splits batches is not supported.
+    Only one pass at a time is possible. Subclasses of DataLoader whose ``__iter__`` drops or splits batches are not
+    supported.
 
     Args:
-        loader: a DataLoader over a map-style dataset; for any other loader the lists of indices are empty. A
-            CombinedLoader yields its batches without their indices.
+        loader: a DataLoader over a map-style dataset. For any other loader, the lists of sample indices are empty. For
+            a CombinedLoader, the batches are yielded without ``batch_idx`` and ``dataloader_idx``.
         pins: the argument ``pins`` of :func:`drivetrain.data.batched.start_pass`.
     """
 
@@ -60,9 +61,10 @@ class RecordedIndices:
             yield batch[0] if isinstance(self.loader, CombinedLoader) else batch
 
     def pop(self) -> list[Any]:
-        """Return the indices of the oldest batch whose indices were not returned yet; call this once after each batch.
+        """Return the sample indices of the oldest batch for which this method was not called yet; to be called once per
+        batch.
 
-        With ``batch_size=None``, each sample is a batch, and the list holds its index.
+        If ``batch_size=None``, each sample is a batch, and the list contains the sample's index.
 
         Raises:
             ConfigurationError: the indices of all yielded batches were already returned.
@@ -75,7 +77,7 @@ class RecordedIndices:
 
 
 class _Recorder(SamplerProxy):
-    """Wraps a sampler and records its draws; in everything else, it behaves like the wrapped sampler."""
+    """Wraps a sampler and records its draws; it otherwise behaves like the wrapped sampler."""
 
     def __init__(self, sampler: Any, batched: bool) -> None:
         super().__init__(sampler)
@@ -83,16 +85,16 @@ class _Recorder(SamplerProxy):
         self.drawn: deque[list[Any]] = deque()
 
     def __iter__(self) -> Iterator[Any]:
-        self.drawn.clear()  # drop what was drawn ahead for batches that an abandoned pass did not yield
+        self.drawn.clear()  # drop the draws of an abandoned pass
         return self._record(
             without_restart(iter(self._sampler))
-        )  # the iterator is created now and not in the generator, because creating it may draw a random number
+        )  # created here and not in the generator, because creating the iterator may draw a random number
 
     def _record(self, draws: Iterator[Any]) -> Iterator[Any]:
         for indices in draws:
             if self._batched and isinstance(indices, Iterator):
-                indices = list(indices)  # the dataset must read the indices, too, and an iterator can be read only once
-            several = self._batched or isinstance(indices, list)  # without batch_size, a tuple may be one index
+                indices = list(indices)  # an iterator can be read only once
+            several = self._batched or isinstance(indices, list)  # else: a tuple may be one index
             self.drawn.append([_plain(index) for index in (indices if several else [indices])])
             yield indices
 

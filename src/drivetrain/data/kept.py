@@ -1,4 +1,4 @@
-"""Save and restore what loaders carry from one pass to the next: the user's generators, and persistent workers."""
+"""Save and restore the states that loaders keep between passes: the user's generators, and persistent workers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from drivetrain.data.stateful import is_stateful
 
 @contextmanager
 def generators_kept(loaders: Iterable[Any]) -> Iterator[None]:
-    """Context at whose end the generators that users have passed to ``loaders`` are restored."""
+    """Context that restores at its end the generators that users have passed to ``loaders``."""
     generators = [each for loader in loaders for part in parts_of(loader) for each in generators_of(part)]
     states = generator_states(generators)
     try:
@@ -38,9 +38,7 @@ def generators_kept(loaders: Iterable[Any]) -> Iterator[None]:
 
 @contextmanager
 def workers_kept(loaders: Iterable[Any]) -> Iterator[None]:
-    """Context in which ``loaders`` start separate workers; at its end, the loaders have their persistent workers
-    again.
-    """
+    """Context in which ``loaders`` start new workers. At its end, the loaders get their persistent workers back."""
     parts = [part for loader in loaders for part in parts_of(loader)]
     kept = [(part, kept_iterator(part)) for part in parts if isinstance(part, DataLoader) and part.persistent_workers]
     for part, _ in kept:
@@ -52,18 +50,17 @@ def workers_kept(loaders: Iterable[Any]) -> Iterator[None]:
             keep_iterator(part, iterator)
 
 
-_LARGE = 1000  # a container with more items gets its items back, but changes inside of an item stay
+_LARGE = 1000  # if a container has more items, its items are restored, but not the contents of the items
 _LARGEST = 100_000  # larger containers are not restored
 
 
 @contextmanager
 def objects_kept(roots: Iterable[Any]) -> Iterator[None]:
-    """Context at whose end all objects reachable from ``roots`` are restored: attributes, containers, random
-    generators.
+    """Context that restores at its end all objects reachable from ``roots``: attributes, containers, random generators.
 
-    The attributes of tensors, modules, and objects of drivetrain and of the standard library are not followed. An
-    object is not restored at all if one of its attributes is a running generator or another iterator that cannot be
-    rewound: the restored object would miss the items that were taken from the iterator.
+    The context does not follow attributes of tensors, modules, and objects of drivetrain and of the standard library.
+    An object is not restored if one of its attributes is an iterator that cannot be rewound, such as a running
+    generator. If the object were restored, it would lack the items that were taken from the iterator.
     """
     seen: dict[int, Any] = {}
     waiting, back = list(roots), list[Callable[[], None]]()
@@ -83,7 +80,7 @@ def objects_kept(roots: Iterable[Any]) -> Iterator[None]:
 
 
 def restorer(roots: Iterable[Any]) -> Callable[[], None]:
-    """Return a function that restores the random generators in ``roots`` to their present states."""
+    """Return a function that restores the random generators ``roots`` to their present states."""
     found = [restore for each in roots for restore in _kept(each)[0]]
 
     def restore_all() -> None:
@@ -141,13 +138,15 @@ _NOT_FOLLOWED = frozenset(
 
 
 def _refill(kind: Any, container: Any, items: Any) -> None:
-    """Replace the items of ``container``, calling methods of ``kind``, because a subclass may override its own."""
+    """Replace the items of ``container``. The function calls methods of ``kind``, because the container's class may
+    override methods.
+    """
     kind.clear(container)
     (kind.update if isinstance(items, dict) or kind is set else kind.extend)(container, items)
 
 
 def loader_states(loaders: Iterable[Any]) -> list[dict[str, Any]]:
-    """Return, for each of ``loaders``, the states of the user's generators, and whether persistent workers exist."""
+    """For each loader, return the states of the user's generators, and whether its persistent workers exist."""
     return [
         {
             "generators": [state for part in parts_of(loader) for state in generator_states(generators_of(part))],
@@ -162,10 +161,10 @@ LOADER_STATES: Form = [{"generators": check_generators, "workers": [bool]}]
 
 
 def set_loader_states(loaders: Iterable[Any], states: Iterable[Mapping[str, Any]]) -> None:
-    """Restore a result of :func:`loader_states` in new loaders, without a change of the global generators.
+    """Restore a result of :func:`loader_states` in new loaders; the global random generators do not change.
 
-    Persistent workers are started now: the checkpoint's run had already drawn their seed, so the resumed run must not
-    draw it later.
+    This function starts persistent workers, because the checkpoint's run had already drawn their seed. If the workers
+    started later, the resumed run would draw the seed again.
 
     Args:
         loaders: new loaders; a loader without a state is not changed.
@@ -195,13 +194,13 @@ def parts_of(loader: Any) -> list[Any]:
 
 
 def generators_of(loader: Any) -> list[torch.Generator]:
-    """Return the user's generators from which a pass draws."""
+    """Return the user's generators from which a pass over ``loader`` draws."""
     found = [getattr(owner, "generator", None) for owner in (loader, *samplers_of(loader))]
     return list({id(each): each for each in found if isinstance(each, torch.Generator)}.values())
 
 
 def samplers_of(loader: Any) -> list[Any]:
-    """Return the sampler of a loader, its batch sampler, and the batch sampler's own sampler; each object once."""
+    """Return the loader's sampler, its batch sampler, and the batch sampler's own sampler, without duplicates."""
     batch_sampler = getattr(loader, "batch_sampler", None)
     found = (getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
     return list({id(each): each for each in found}.values())
@@ -213,14 +212,14 @@ def generator_states(generators: Iterable[torch.Generator]) -> list[Tensor]:
 
 
 def set_generator_states(generators: Iterable[torch.Generator], states: Iterable[Tensor], strict: bool = False) -> None:
-    """Restore a result of :func:`generator_states`; ``strict``: raise if there are more or fewer states."""
+    """Restore a result of :func:`generator_states`; ``strict``: raise if the number of states differs."""
     for generator, state in zip(generators, states, strict=strict):
         generator.set_state(state)
 
 
 def worker_state() -> tuple[Any, ...]:
-    """Return the states of Python's, torch's and, if imported, numpy's generators, in a form that is cheap to compare
-    and send.
+    """Return the states of Python's and torch's generators, and of numpy's if numpy is imported. The form is cheap to
+    compare and to send.
     """
     state = torch.get_rng_state()
     words = ctypes.string_at(state.data_ptr(), state.numel())
@@ -245,7 +244,7 @@ def check_worker_state(state: Any, place: str) -> None:
     """Check that a checkpoint's entry has the form of a result of :func:`worker_state`.
 
     Raises:
-        WrongForm: a part is missing or has a wrong type, or a generator rejects it.
+        WrongForm: an entry is missing or has a wrong type, or a generator rejects its state.
     """
     python, words, numpy = of_length(3, state, place)
     if not expect(words, bytes, f"{place}[1]"):

@@ -1,7 +1,7 @@
-"""Iterate one training loader, pass by pass, so that each pass can be resumed in its middle.
+"""Iterate one training loader, pass by pass, so that a run can resume in the middle of a pass.
 
-This file contains the base class, which works for any loader, and the class for stateful loaders; ``sampled_passes.py``
-contains the class for DataLoaders with a sampler.
+This file contains the base class, which works for any loader, and a class for loaders with ``state_dict``.
+``sampled_passes.py`` contains the class for DataLoaders with a sampler.
 """
 
 from __future__ import annotations
@@ -34,15 +34,17 @@ POSITION: Form = {
     "workers?": {count: (None, check_worker_state)}, "workers_after?": {count: (None, check_worker_state)},
     "seed?": COUNT,
 }  # fmt: skip
-"""The types of the entries of one loader's position, except the random states in which the pass began."""
+"""The types of the entries of one loader's position. The entries with random states from the start of the pass are
+checked elsewhere.
+"""
 
 
 class Passes:
-    """The passes over one loader: one per epoch, or more inside a CombinedLoader.
+    """The passes over one loader. An epoch has one pass, or several for a loader in a CombinedLoader.
 
-    To resume a pass, this class iterates the loader from its start and discards the finished batches; subclasses have
-    other ways. The remaining batches are those of the interrupted pass if they depend only on random numbers that the
-    loader draws itself.
+    To resume a pass, this class iterates the loader from its start, and discards the finished batches. Subclasses
+    resume in other ways. The remaining batches equal those of the interrupted pass if they depend only on random
+    numbers that the loader itself draws.
 
     Args:
         loader: any re-iterable object.
@@ -51,10 +53,10 @@ class Passes:
         loader: the user's loader.
         limit: the maximum number of batches in a pass.
         fetches_here: whether fetching a batch may draw from this process's random generators.
-        flight: the position before the batch that is fetched ahead; ``None`` if no batch is fetched ahead.
+        flight: while a batch is fetched ahead, the position before this batch; else ``None``.
         can_repeat: whether :meth:`last_batch` works.
-        seconds_to_first: how many seconds the pass waited for its first batch, including the start of workers; 0
-            without workers, or if this was not measured.
+        seconds_to_first: the seconds from the start of the workers to the pass's first batch; 0 if there are no
+            workers, or if this was not measured.
     """
 
     can_repeat = True
@@ -70,7 +72,7 @@ class Passes:
         self._given = 0  # the number of batches that the current pass has yielded
         self._begun = 0  # the number of passes that have begun in the current epoch
         self._ended = False
-        self._before: dict[str, Any] = {}  # random state when the pass was started
+        self._before: dict[str, Any] = {}  # the random state at the start of the pass
         self._prepared: Iterator[Any] | None = None
 
     def __len__(self) -> int:
@@ -102,12 +104,14 @@ class Passes:
         return self._start()
 
     def start_early(self, takes_first: bool) -> None:
-        """Start the next pass now, and fetch its first batch if ``takes_first``; the next iteration continues it."""
+        """Start the next pass early; if ``takes_first``, fetch its first batch. The next iteration continues this
+        pass.
+        """
         source = self._new_pass()
         self._prepared = chain(list(islice(source, int(takes_first))), source)
 
     def _leave(self) -> None:
-        """Called before a new pass begins: end the previous pass, which may have been abandoned."""
+        """End the previous pass, which may have been abandoned; called before a new pass begins."""
 
     def _start(self) -> Iterator[Any]:
         """Start a pass of the loader."""
@@ -122,7 +126,7 @@ class Passes:
     # ---- its position ------------------------------------------------------------------------------------------------
 
     def position(self, states: bool = True) -> Position:
-        """Return the position of the pass; without ``states``, leave out the state of a stateful loader."""
+        """Return the position of the pass; if not ``states``, leave out the result of the loader's ``state_dict``."""
         return {
             "given": self._given,
             "begun": self._begun,
@@ -132,10 +136,8 @@ class Passes:
         }
 
     def carry_over(self, position: Position) -> None:
-        """Restore the state in ``position`` that the loader carries from one pass to the next: the user's generators,
-        and persistent workers.
-        """
-        # a position without this entry is that of a CombinedLoader
+        """Restore the states that the loader keeps between passes: the user's generators, and persistent workers."""
+        # a CombinedLoader's position lacks this entry
         if "given" in position:
             set_generator_states(self._generators, position["generators"])
             self._carry_over(position)
@@ -144,11 +146,11 @@ class Passes:
         """The part of :meth:`carry_over` that subclasses override."""
 
     def resume(self, position: Position) -> None:
-        """Let the next iteration continue at ``position``. Set the random generators after this call, because it
-        advances them.
+        """Let the next iteration continue at ``position``. This call advances the random generators, so the caller must
+        set them afterwards.
 
         Raises:
-            CheckpointError: the loader yields fewer batches than were done, or cannot restore a state.
+            CheckpointError: the loader yields fewer batches than the position counts, or cannot restore its state.
         """
         if (
             "given" not in position
@@ -175,12 +177,12 @@ class Passes:
         return "loader" not in position
 
     def _resume(self, position: Position) -> None:
-        """Prepare the rest of the pass, in the random state in which the pass was originally started."""
+        """Prepare the rest of the pass. The random state is that from the start of the interrupted pass."""
         self._prepared = without_restart(iter(self.loader))
         self._discard(self._prepared, 0, position["given"])
 
     def _discard(self, source: Iterator[Any], given: int, done: int) -> None:
-        """Fetch the batches of ``source`` from number ``given`` up to ``done`` again, and discard them."""
+        """Fetch again and discard the batches of ``source`` from number ``given`` to number ``done``."""
         self._given = given
         for item in islice(source, done - given):
             self._discarded(item)
@@ -195,9 +197,9 @@ class Passes:
         """Called when a batch was fetched for a second time."""
 
     def last_batch(self, position: Position) -> Any:
-        """Fetch the last batch before ``position`` again, and return it; the random generators do not change.
+        """Fetch again and return the last batch before ``position``. The random generators do not change.
 
-        With workers, the batch may have other random augmentations than the original one.
+        If there are workers, the batch may have other random augmentations than the original batch.
         """
         with isolate_rng():
             self.resume({**position, "given": position["given"] - 1, "ended": False})
@@ -207,10 +209,10 @@ class Passes:
 
 
 class StatefulPasses(Passes):
-    """A loader with ``state_dict`` and ``load_state_dict``, which saves its position itself.
+    """Passes over a loader with ``state_dict`` and ``load_state_dict``, which saves its position itself.
 
-    If a different number of ranks saved the position, the loader's state may be missing in it. Then the finished
-    batches are fetched again.
+    If a different number of ranks saved the position, the position may lack the loader's state. The finished batches
+    are then fetched again.
     """
 
     can_repeat = False  # a stateful loader cannot go back by one batch
@@ -219,8 +221,8 @@ class StatefulPasses(Passes):
         super().__init__(loader)
         self._name = f"the training loader ({type(loader).__name__})"
         self._left: Iterator[Any] | None = None  # the rest of a resumed pass
-        # The number of a batch and the state that was loaded after it. Until the next batch, position() returns this
-        # state, because some loaders change a loaded state when state_dict() is called.
+        # The number of finished batches and the state that was loaded. Until the next batch, position() returns this
+        # state, because the state_dict() of some loaders returns another state after load_state_dict().
         self._loaded: tuple[int, Any] | None = None
 
     def _leave(self) -> None:
@@ -240,7 +242,7 @@ class StatefulPasses(Passes):
     def _carry_over(self, position: Position) -> None:
         if position.get("loader") is None:
             return
-        # a checkpoint that is saved before the next pass begins must contain this position
+        # a checkpoint that is saved before the next pass begins contains this position
         self._given, self._ended, self._before = position["given"], position["ended"], position["before"]
         given, ended = self._given, self._ended
         whole = given >= sized_length(self.loader, _INF) or (ended and given < self.limit)

@@ -1,12 +1,12 @@
-"""Create the passes over a training loader, or over the loaders of a CombinedLoader, which can be resumed in their
-middle.
+"""Create the passes over a training loader, or over the loaders of a CombinedLoader; a run can resume in the middle of
+a pass.
 
 [Note: how a pass is resumed]
 A loader with ``state_dict`` and ``load_state_dict`` saves its position itself. A torch DataLoader over a map-style
 dataset starts in the random state in which the interrupted pass was started, so that its sampler draws the same order.
-The sampler skips the indices of finished batches, so these are not fetched. Any other loader is iterated again from its
-start, and finished batches are discarded. The remaining batches are then exact if they depend only on random numbers
-that the loader draws itself.
+The sampler skips the indices of finished batches, so that these batches are not fetched. Any other loader is iterated
+again from its start, and finished batches are discarded. The remaining batches are then correct if they depend only on
+random numbers that the loader itself draws.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _passes_over_one(loader: Any, pins: bool, seeds: SampleSeeds | None) -> Pass
     if draws_samples(loader) and not is_stateful(loader):
         return SampledPasses(loader, pins, seeds)
     if seeds is not None:
-        sample_seeds.seeded(loader, seeds)  # this call warns that the seeds have no effect
+        sample_seeds.seeded(loader, seeds)  # warns that seeds have no effect
     return StatefulPasses(loader) if is_stateful(loader) else Passes(loader)
 
 
@@ -51,11 +51,9 @@ def is_replayed(loader: Any) -> bool:
 
 
 class CombinedPasses(Passes):
-    """The passes over a CombinedLoader: each loader in the CombinedLoader is resumed at its position. A pass yields
-    batches without indices.
-    """
+    """The passes over a CombinedLoader, each of whose loaders is resumed at its position."""
 
-    can_repeat = False  # to fetch the last batch again, each loader would have to return to its position before it
+    can_repeat = False  # the loaders cannot go back by one batch
 
     def __init__(self, loader: CombinedLoader, pins: bool = False, seeds: SampleSeeds | None = None) -> None:
         super().__init__(loader)
@@ -63,7 +61,7 @@ class CombinedPasses(Passes):
         self._combined = copy.copy(loader)
         self._combined.flattened = self._parts
         self._combined.limits = None
-        self._over = False  # True: the resumed pass has no batches left, and the next iteration ends it
+        self._over = False  # whether the resumed pass has no batches left
         self.fetches_here = True  # restarting a shorter loader draws random numbers in this process
         self._limit_parts()
 
@@ -75,7 +73,7 @@ class CombinedPasses(Passes):
             part.start_epoch()
 
     def _limit_parts(self) -> None:
-        """Set the limit of each loader's passes, which also count the batches from before a resume."""
+        """Set the limit of each loader's passes. After a resume, the limit also counts the batches from before."""
         limits = self.loader.limits or [_INF] * len(self._parts)
         for part, limit in zip(self._parts, limits, strict=True):
             part.limit = limit
@@ -99,7 +97,7 @@ class CombinedPasses(Passes):
         return {"parts": [part.position(states) for part in self._parts]}
 
     def carry_over(self, position: Position) -> None:
-        """Restore the state in ``position`` that the loaders carry from one pass to the next."""
+        """Restore the states in ``position`` that the loaders keep between passes."""
         for part, its_position in zip(self._parts, position.get("parts", ()), strict=False):
             part.carry_over(its_position)
 
@@ -112,7 +110,7 @@ class CombinedPasses(Passes):
                 "Resume with the loaders it was saved with."
             )
         if self.loader.mode == "min_size" and any(its_position["ended"] for its_position in parts):
-            self.carry_over(position)  # a new attempt to end the pass would fetch a batch of a longer loader
+            self.carry_over(position)  # ending the pass again would fetch from a longer loader
             self._over = True
             return
         for part, its_position in zip(self._parts, parts, strict=True):

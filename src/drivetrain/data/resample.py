@@ -1,4 +1,4 @@
-"""Copy a user's loader with another sampler, without shuffling, or with every sample of an incomplete last batch."""
+"""Copy a user's loader with another sampler, without shuffling, or without dropping the last batch."""
 
 from __future__ import annotations
 
@@ -26,30 +26,32 @@ class SamplerProxy:
         return len(self._sampler)
 
     def slices(self, dataset: Any) -> Iterator[Any] | None:
-        """Return the pass of :func:`drivetrain.data.batched.slices`; ``None`` if this object needs each index."""
+        """Start a pass of :func:`drivetrain.data.batched.slices`; return ``None`` if this object needs single
+        indices.
+        """
         return None
 
     def __getattr__(self, name: str) -> Any:
         if name == "_sampler":
-            raise AttributeError(name)  # the attributes are missing while this object is being copied
+            raise AttributeError(name)  # there are no attributes yet during a copy
         return getattr(self._sampler, name)
 
 
 def with_sampler(loader: L, sampler: Sampler[Any] | Iterable[Any]) -> L:
-    """Return a copy of ``loader`` that draws the indices of its samples from ``sampler``.
+    """Return a copy of ``loader`` that draws sample indices from ``sampler``.
 
-    The constructor of the loader's class is not called, so it may require any arguments. The copy has the same
-    attributes as the original, including dataset, batch size, ``drop_last``, ``collate_fn``, generator and worker
-    settings, but no running workers. The original does not change.
+    This function does not call the constructor of the loader's class, so the constructor may have any arguments. The
+    copy has the same attributes as the original, including dataset, batch size, ``drop_last``, ``collate_fn``,
+    generator and worker settings, but no running workers. The original does not change.
 
     Args:
-        loader: a DataLoader over a map-style dataset. Its batch sampler is copied, and ``sampler`` becomes the
-            attribute ``sampler`` of that copy. The same is done if the batch sampler was passed to the DataLoader as
-            ``sampler`` with ``batch_size=None``.
+        loader: a DataLoader over a map-style dataset. Its batch sampler is copied, and ``sampler`` becomes the copy's
+            attribute ``sampler``. A batch sampler that was passed as ``sampler``, with ``batch_size=None``, is also
+            copied in this way.
         sampler: yields indices of single samples.
 
     Raises:
-        ConfigurationError: the loader's batch sampler has no ``sampler`` that can be set.
+        ConfigurationError: the loader's batch sampler has no attribute ``sampler`` that can be set.
     """
     if loader.batch_sampler is not None:
         return replaced(loader, sampler=sampler, batch_sampler=_drawing_from(loader.batch_sampler, sampler))
@@ -59,14 +61,14 @@ def with_sampler(loader: L, sampler: Sampler[Any] | Iterable[Any]) -> L:
 
 
 def without_shuffle(loader: Any) -> Any:
-    """Return ``loader`` if it draws its samples in a fixed order; otherwise warn, and return a copy that does so.
+    """Return ``loader`` if it draws its samples in a fixed order. Otherwise warn, and return a copy with a fixed order.
 
-    In the copy, a DistributedSampler keeps its part of the data but does not shuffle. A SequentialSampler over the
-    complete dataset replaces any other sampler, such as a RandomSampler. A sampler that is a list of indices already
-    has a fixed order. Loaders without a sampler, such as those with an iterable-style dataset, are returned unchanged.
+    In the copy, a DistributedSampler keeps its part of the data, but does not shuffle. In place of any other sampler,
+    the copy has a SequentialSampler over the complete dataset. A list of indices has a fixed order, too. Loaders
+    without a sampler, such as loaders over an iterable-style dataset, are returned unchanged.
 
     Raises:
-        ConfigurationError: a batch sampler determines the order, and has no attribute ``sampler`` that can be replaced.
+        ConfigurationError: the loader's batch sampler has no attribute ``sampler`` that can be set.
     """
     if not (place := drawn_by(loader)):
         return loader
@@ -90,23 +92,22 @@ def without_shuffle(loader: Any) -> Any:
 
 
 def with_every_sample(loader: Any) -> Any:
-    """Return ``loader``; if it drops an incomplete last batch, return a copy that yields this batch.
+    """Return ``loader``, or, if ``loader`` drops an incomplete last batch, a copy that yields this batch.
 
-    Only the batch sampler of a DataLoader can be changed in this way. Loaders with an iterable-style dataset are
-    returned unchanged.
+    Only a DataLoader with a batch sampler is copied. All other loaders are returned unchanged.
     """
     if not isinstance(loader, DataLoader) or not getattr(loader.batch_sampler, "drop_last", False):
         return loader
     every: Any = copy.copy(loader.batch_sampler)
     try:
         every.drop_last = False
-    except AttributeError:  # the batch sampler has a property of this name
+    except AttributeError:  # ``drop_last`` may be a property
         return loader
     return replaced(loader, batch_sampler=every, drop_last=False)
 
 
 def drawn_by(loader: Any) -> str:
-    """Return the attribute that draws the indices of samples: "batch_sampler", or "sampler" if there is no batch
+    """Return the name of the attribute that draws sample indices: "batch_sampler", or "sampler" if there is no batch
     sampler.
 
     The result is "" for a loader that is no DataLoader, or that has an iterable-style dataset.
@@ -122,8 +123,8 @@ def draws_samples(loader: Any) -> bool:
 
 
 def replaced(loader: L, **attributes: Any) -> L:
-    """Return a copy of ``loader`` with other values of ``attributes``, even of those that a DataLoader protects from
-    changes, and without running workers.
+    """Return a copy of ``loader`` with new values of ``attributes``, and without running workers. Attributes that a
+    DataLoader protects from changes are also replaced.
     """
     copied = copy.copy(loader)
     for name, value in {**attributes, ITERATOR: None}.items():

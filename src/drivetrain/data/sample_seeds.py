@@ -1,14 +1,15 @@
-"""``Trainer(sample_seeds=True)``: let the random numbers of a sample depend only on the seed, the epoch and its index.
+"""``Trainer(sample_seeds=True)``: make the random numbers of a sample depend only on the seed, the epoch and the
+sample's index.
 
 [Note: one seed per sample]
 Before each sample, the generators of ``random``, numpy and torch's CPU are seeded from a hash of the seed, the epoch
-and the sample's index. So it does not matter which worker or rank fetches the sample, or which samples it has fetched
-before. Before ``collate_fn``, the generators are seeded from the indices of the batch. After the batch, the generators
-get back the states that they had before it, so that a training process without workers draws the same numbers for
-dropout as a training process with workers.
+and the sample's index. The numbers therefore do not depend on the worker or rank that fetches the sample, or on the
+samples fetched before. Before ``collate_fn``, the generators are seeded from the indices of the batch. After the batch,
+the generators' earlier states are restored. A training process that fetches samples itself then draws the same numbers
+for dropout as a training process with workers.
 
-The sampler draws in the training process, and sends the epoch along with the indices. Persistent workers would not know
-the epoch otherwise, because their copies of all objects are from an earlier epoch.
+The sampler runs in the training process, and sends the epoch to the workers along with the indices. Persistent workers
+do not know the epoch, because their copies of objects are from an earlier epoch.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ from drivetrain.data.stateful import is_stateful
 
 @dataclass
 class SampleSeeds:
-    """The values on which the random numbers of samples depend, besides the indices. They are read when a pass begins.
+    """The values, besides the indices, on which the samples' random numbers depend; read when a pass begins.
 
     Attributes:
         seed: the seed of the run.
         epoch: returns the index of the current epoch.
-        passes: the number of passes over the loader that have begun in this epoch: more than 1 if a CombinedLoader has
-            started a shorter loader again.
+        passes: the number of passes over the loader that have begun in this epoch. The number exceeds 1 if a
+            CombinedLoader has started a shorter loader again.
     """
 
     seed: int
@@ -54,7 +55,7 @@ class SampleSeeds:
 
 
 def seed_of_program() -> int:
-    """Return the seed that ``seed_everything`` has set; without one, log a line and return 0."""
+    """Return the seed that ``seed_everything`` has set. If no seed was set, log a line and return 0."""
     seed = seed_from_environ()
     if seed is None:
         rank_zero_info(
@@ -67,13 +68,13 @@ def seed_of_program() -> int:
 def seeded(loader: Any, seeds: SampleSeeds) -> Any:
     """Return a copy of ``loader`` whose samples draw the same random numbers in any process.
 
-    A loader whose batches are fetched as a whole draws no random numbers for samples, and is returned unchanged. A
-    loader whose indices are unknown is returned unchanged, too, with a warning: one that is not a DataLoader, has an
-    iterable-style dataset, or saves its position itself.
+    A loader whose batches are fetched as a whole draws no random numbers for samples, and is returned unchanged. The
+    function warns, and returns the loader unchanged, if the loader is no DataLoader, has an iterable-style dataset, or
+    has a ``state_dict``: its indices are unknown then.
 
     Args:
         loader: any loader.
-        seeds: read at the start of each pass.
+        seeds: the seed, the epoch and the number of the pass; read at the start of each pass.
     """
     if not draws_samples(loader) or is_stateful(loader):
         over = f" over {type(loader.dataset).__name__}" if isinstance(loader, DataLoader) else ""
@@ -107,13 +108,11 @@ class _Keyed(SamplerProxy):
 
     def __iter__(self) -> Iterator[Any]:
         key = self._seeds.key()
-        return ((key, draw) for draw in iter(self._sampler))  # iter() is called now, not at the first draw
+        return ((key, draw) for draw in iter(self._sampler))  # iter() is called here, not at the first draw
 
 
 class _Samples:
-    """Replaces the dataset of a DataLoader whose sampler is a :class:`_Keyed`. As a dataset, it returns each draw
-    unchanged. Its method ``collate``, which replaces the loader's ``collate_fn``, fetches the samples.
-    """
+    """Replaces the dataset of a DataLoader whose sampler is a :class:`_Keyed`."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self.dataset: Any = loader.dataset
@@ -126,7 +125,9 @@ class _Samples:
     __getitems__ = __getitem__
 
     def collate(self, draw: tuple[tuple[int, ...], Any]) -> Any:
-        """Return the batch of a draw; for a loader without a batch size, the batch is a single sample."""
+        """Fetch the samples of a draw, and return their batch. Replaces ``collate_fn``, and gets the draw, because
+        ``__getitem__`` returns it unchanged. If the loader has no batch size, the batch is a single sample.
+        """
         key, drawn = draw
         indices = list(drawn) if self._batched else [drawn]
         before = worker_state()
@@ -143,7 +144,7 @@ class _Samples:
 
 
 def _plain(index: Any) -> Any:
-    """Return an index as a Python number if it is a number: samplers also yield numbers of numpy and torch."""
+    """Return ``index``; convert a number of numpy or torch to a Python int."""
     try:
         return operator.index(index)
     except TypeError:
@@ -151,10 +152,11 @@ def _plain(index: Any) -> Any:
 
 
 def _seed(key: tuple[int, ...], index: Any) -> None:
-    """Seed the generators of this process's host from 64 bits of BLAKE2b of the text of ``key`` and ``index``.
+    """Seed this process's generators on the host from a 64-bit BLAKE2b hash of ``key`` and ``index``.
 
     ``torch.manual_seed`` is not called, because it would also seed the generators of devices. The CPU's generator uses
-    the lower 32 bits, and numpy's gets the upper ones, because with equal seeds both would draw the same words.
+    the lower 32 bits of the hash. Numpy's generator gets the upper 32 bits, because with equal seeds both generators
+    would draw equal numbers.
     """
     text = repr((*key, index)).encode()
     number = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")

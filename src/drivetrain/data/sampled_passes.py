@@ -1,14 +1,14 @@
-"""Iterate a torch DataLoader with a sampler, pass by pass, so that each pass can be resumed exactly in its middle.
+"""Iterate a torch DataLoader with a sampler, pass by pass, so that a run can resume exactly in the middle of a pass.
 
 [Note: workers]
-With each batch, a worker sends the state of its random generators, if that has changed. Torch distributes batches to
-workers in turn. So a pass with W workers is resumed at the start of a round of W batches: every worker begins with its
-state at that point, and the finished batches of the round are fetched again and discarded.
+With each batch, a worker sends the state of its random generators if the state has changed. Torch distributes batches
+to workers in turn. A pass with W workers is therefore resumed at the start of a round of W batches. Each worker begins
+with its state at that point. The finished batches of the round are fetched again and discarded.
 
-Persistent workers continue with the same generators in the next pass. If a pass is abandoned, its persistent workers
-have fetched ahead, and their generators have advanced. So the main process receives these batches to learn the workers'
-states, and discards the batches. A run that resumes after an abandoned pass and before the next one lets its new
-workers fetch the same batches ahead, so that the generators reach the same states.
+Persistent workers continue with their generators in the next pass. If a pass is abandoned, its persistent workers have
+fetched ahead, and their generators have advanced. The main process then receives and discards these batches, to learn
+the workers' states. If a run resumes between an abandoned pass and the next pass, its new workers fetch the same
+batches ahead, so that their generators reach the same states.
 """
 
 from __future__ import annotations
@@ -39,14 +39,15 @@ if TYPE_CHECKING:
 
 
 class SampledPasses(Passes):
-    """A DataLoader over a map-style dataset: finished batches are skipped in its sampler, without fetching them.
+    """Passes over a DataLoader with a map-style dataset; a resumed pass does not fetch finished batches.
 
-    The loader does not change. This class iterates a copy that shares the dataset, the samplers and the generator.
+    The user's loader does not change. This class iterates a copy that shares the dataset, the samplers and the
+    generator.
 
     Args:
         loader: the DataLoader.
         pins: the argument ``pins`` of :func:`drivetrain.data.batched.start_pass`.
-        seeds: the values on which the random numbers of samples depend; ``None``: they depend on the process that
+        seeds: the values on which the samples' random numbers depend; ``None``: the numbers depend on the process that
             fetches the sample.
     """
 
@@ -68,9 +69,9 @@ class SampledPasses(Passes):
         self._source = replaced(source, **changes)
         # worker -> its random states after its second to last batch and after its last batch
         self._states: dict[int, tuple[Any, Any]] = {}
-        self._running: Iterator[Any] | None = None  # the loader's own iterator of this pass
-        self._begun_at = 0.0  # the time when the iterator was created
-        self._carries_over = False  # whether the workers of the next pass start with the states in a checkpoint
+        self._running: Iterator[Any] | None = None  # the iterator of this pass
+        self._begun_at = 0.0  # when the iterator was created
+        self._carries_over = False  # the next pass's workers get a checkpoint's states
 
     def close(self) -> None:
         for iterator in (self._running, kept_iterator(self._source)):
@@ -80,7 +81,7 @@ class SampledPasses(Passes):
         keep_iterator(self._source, None)
 
     def _leave(self) -> None:
-        """Receive the batches that persistent workers have fetched ahead in an abandoned pass."""
+        """If the pass was abandoned, receive and discard the batches that persistent workers have fetched ahead."""
         running, self._running = self._running, None
         if running is None or self._ended or not self._persists or self._seeds is None:
             return
@@ -96,12 +97,12 @@ class SampledPasses(Passes):
         self._draws.over = False
 
     def _start(self) -> Iterator[Any]:
-        # Persistent workers keep their random state; new workers are seeded again.
+        # Persistent workers keep their random states. New workers are seeded again.
         self._states = {w: (last, last) for w, (_, last) in self._states.items()} if self._persists else {}
         if self._sample_seeds is not None:
             self._sample_seeds.passes = self._begun
             if self._persists and kept_iterator(self._source) is not None:
-                # torch draws a seed only for new workers: draw as many numbers as with new ones
+                # torch draws a seed if it starts new workers: draw a number here, too
                 torch.empty((), dtype=torch.int64).random_(generator=self._source.generator)
         if self._carries_over:
             self._draws.started = self._before
@@ -131,9 +132,9 @@ class SampledPasses(Passes):
     def position(self, states: bool = True) -> Position:
         position = {**super().position(states), "drawing": self._draws.drawing}
         if self._sample_seeds is not None:
-            position["seed"] = self._sample_seeds.seed  # samples then do not depend on the workers' states
+            position["seed"] = self._sample_seeds.seed  # workers' states do not matter
         elif self._seeds is not None:
-            inside = self._given % self._workers  # the workers that have yielded their batch of this round
+            inside = self._given % self._workers  # the number of workers that are done in this round
             position["workers"] = {
                 worker: before if worker < inside else last for worker, (before, last) in self._states.items()
             }
@@ -149,7 +150,7 @@ class SampledPasses(Passes):
         if self._seeds is None or self._sample_seeds is not None or not self._persists:
             return
         if 0 < position["given"] < sized_length(self._source, inf) and not position["ended"]:
-            # The pass was abandoned after its workers had fetched ahead, so the new workers must fetch the same
+            # The saved pass was abandoned after its workers had fetched ahead, so the new workers must fetch the same
             # batches.
             with isolate_rng():
                 self.resume(position)
@@ -163,7 +164,7 @@ class SampledPasses(Passes):
 
     def resume(self, position: Position) -> None:
         super().resume(position)
-        # also set for a pass that has ended, because its position may be saved again
+        # also for a pass that has ended, because its position may be saved again
         self._draws.drawing = position["drawing"]
 
     def _restore_seed(self, position: Position) -> None:
@@ -191,7 +192,7 @@ class SampledPasses(Passes):
         self._draws.skip(0, position["drawing"])
         self._draws.started = None
         if self._seeds is not None:
-            self._seeds.states = {}  # running workers have a copy of the states; later ones start with torch's seeds
+            self._seeds.states = {}  # the workers have copies; later workers are seeded by torch
         self._discard(self._prepared, skipped, done)
 
     def _discarded(self, item: Any) -> None:
@@ -200,13 +201,13 @@ class SampledPasses(Passes):
 
 
 class _Draws(SamplerProxy):
-    """A sampler that can skip its first draws; otherwise it behaves like the wrapped sampler.
+    """Wraps a sampler; can skip its first draws, and otherwise behaves like the wrapped sampler.
 
     Attributes:
-        drawing: the random state before the pass draws its first sample. A DataLoader may draw a seed for its workers
-            between the start of the pass and this point.
-        started: the state at the start of the pass, if the DataLoader now draws a seed that the interrupted run did not
-            draw. The sampler restores this state before its first draw.
+        drawing: the random state before the sampler's first draw. A DataLoader may have drawn a seed for its workers
+            since the start of the pass.
+        started: the random state that the sampler restores before its first draw, if the DataLoader draws a seed that
+            the interrupted run did not draw; else ``None``.
         over: whether running iterations must end.
     """
 
@@ -219,11 +220,11 @@ class _Draws(SamplerProxy):
         self.over = False
 
     def skip(self, count: int, drawing: dict[str, Any]) -> None:
-        """Let the next iteration skip its first ``count`` draws, which begin in the random state ``drawing``."""
+        """Let the next iteration skip its first ``count`` draws. ``drawing``: the random state before these draws."""
         self._skip, self.drawing = count, drawing
 
-    def __iter__(self) -> Iterator[Any]:  # with workers, a DataLoader calls this twice, and uses the second result
-        # the iterator is created now and not in the generator, because creating it may draw a random number
+    def __iter__(self) -> Iterator[Any]:  # DataLoaders with workers call this twice
+        # iter() is called here and not in the generator, because it may draw a random number
         return self._started(iter(self._sampler))
 
     def slices(self, dataset: Any) -> Iterator[Any] | None:
@@ -257,16 +258,16 @@ class _Draws(SamplerProxy):
 
 
 class _Carried:
-    """A worker's random state after a batch; ``None`` if it is the same as after the worker's previous batch."""
+    """A worker's random state after a batch; ``None``: unchanged since the worker's previous batch."""
 
-    __slots__ = ("state",)  # not a tuple, because memory pinning would traverse its hundreds of numbers
+    __slots__ = ("state",)  # not a tuple, because memory pinning would traverse it
 
     def __init__(self, state: Any) -> None:
         self.state = state
 
 
 class _Carrying:
-    """A ``collate_fn`` that returns each batch together with the random state of the worker."""
+    """A ``collate_fn`` that returns pairs of a batch and the worker's random state."""
 
     def __init__(self, collate: Callable[[Any], Any]) -> None:
         self._collate = collate
@@ -280,15 +281,15 @@ class _Carrying:
         return batch, carried
 
 
-_outlives: list[Any] = []  # a byte in shared memory: if it is not 0, workers ignore SIGTERM
+_outlives: list[Any] = []  # one byte in shared memory; unless it is 0, workers ignore SIGTERM
 _fits = [0]  # number of fits that run in this process
 
 
 def workers_outlive_sigterm(outlive: bool) -> None:
-    """Count the running fits: ``outlive`` adds one, False subtracts one. While a fit runs, workers ignore SIGTERM.
+    """Count the running fits: add one if ``outlive``, else subtract one. While a fit runs, workers ignore SIGTERM.
 
-    Workers get a SIGTERM that is sent to the process group. Their rank gets it, too, but needs batches until it has
-    saved. Workers always ignore Ctrl-C, because their rank ends them.
+    A SIGTERM to the process group reaches the rank and its workers. The rank needs the workers' batches until it has
+    saved a checkpoint. Workers always ignore Ctrl-C, because their rank ends them.
     """
     _fits[0] += 1 if outlive else -1
     for byte in _outlives:
@@ -306,7 +307,7 @@ def _outlive_signals(outlives: Any) -> None:
 
 
 class _Seeds:
-    """A ``worker_init_fn`` that calls the user's own, and then restores the worker's random state."""
+    """A ``worker_init_fn`` that calls the user's ``worker_init_fn``, then restores the worker's random state."""
 
     def __init__(self, user: Callable[[int], None] | None) -> None:
         self._user = user

@@ -1,10 +1,10 @@
 """Split each batch among the processes that train on one data set.
 
 [Note: one order]
-All ranks draw the *same* order of samples. It is the order that rank 0 would draw if it trained alone: from the user's
-own sampler, with rank 0's random state. A *global batch* is one batch of all ranks together; each rank processes a
-slice of it. So the sequence of global batches depends only on the global batch size, not on the number of ranks. A
-loader with ``shuffle=False`` keeps its order.
+All ranks draw the *same* order of samples: the order that rank 0 would draw if it trained alone, from the user's own
+sampler, with rank 0's random state. A *global batch* contains the samples of all ranks in one step. Each rank processes
+a slice of the global batch. The sequence of global batches therefore depends on the global batch size, but not on the
+number of ranks. A loader with ``shuffle=False`` keeps its order.
 
 [Note: uneven ends]
 All ranks yield the same number of batches. If the last global batch does not divide evenly, the sizes of the slices
@@ -32,7 +32,7 @@ from drivetrain.data.resample import SamplerProxy, drawn_by, replaced
 from drivetrain.errors import ConfigurationError
 
 Agree = Callable[[Any], Any]
-"""A function that returns rank 0's argument on every rank."""
+"""A function that is called on all ranks, and that returns rank 0's argument on each rank."""
 
 
 class Share(NamedTuple):
@@ -40,9 +40,9 @@ class Share(NamedTuple):
 
     Attributes:
         indices: the indices of the samples in this part.
-        factor: the number by which this rank's mean loss is multiplied, so that the mean over the ranks is the mean
-            over the samples of the global batch. The factor is 1 if all ranks have equally many samples, and 0 if this
-            rank has no sample left and repeats its last batch.
+        factor: the number by which this rank's mean loss is multiplied. With these factors, the mean over the ranks is
+            the mean over the samples of the global batch. The factor is 1 if all ranks have equally many samples. The
+            factor is 0 if this rank has no sample left and repeats its last batch.
     """
 
     indices: list[Any]
@@ -61,21 +61,21 @@ def share(
     """Return a copy of ``loader`` that yields this rank's part of each global batch; ``None`` if the loader is not
     split.
 
-    A loader is not split if it is no DataLoader, has an iterable-style dataset or a DistributedSampler, or was returned
-    by this function.
+    The function does not split a loader that is no DataLoader, has an iterable-style dataset or a DistributedSampler,
+    or was returned by this function.
 
     Args:
         loader: the user's loader, which does not change.
-        rank: the index of this process's part: its index in the strategy's data group.
+        rank: the index of this process in the strategy's data group (the ranks that divide the data).
         world_size: the number of parts.
         agree: broadcasts rank 0's value to all processes.
-        splits: whether the loader's batch size is the size of the global batch; otherwise it is the size of each rank's
+        splits: true: the loader's batch size is the size of the global batch; false: it is the size of each rank's
             part.
-        pads: whether every rank gets equally many samples, by repeating the first samples of the order
+        pads: whether to repeat the first samples of the order, so that all ranks get equally many samples
             (``drivetrain.parity``).
-        draws: whether this process is rank 0 of the job, whose random state determines the order; ``None``: whether
-            ``rank`` is 0. If several processes share one model, they get the same part, so ``rank`` may be 0 in
-            several.
+        draws: whether this process is rank 0 of the job, whose random state determines the order; ``None``: true if
+            ``rank`` is 0. Processes that share one model get the same part, so several processes may have the ``rank``
+            0.
 
     Raises:
         ConfigurationError: the loader's sampler has no length, or ``splits`` is true and the loader has no batch
@@ -110,16 +110,16 @@ def share(
 
 
 def samples_in(loader: Any, batches: int) -> int | None:
-    """Return how many samples all ranks together have in the first ``batches`` batches of ``loader``.
+    """Return the number of samples in the first ``batches`` batches of ``loader``, on all ranks together.
 
     Args:
-        loader: the loader of one rank. If :func:`share` has not returned this loader, only this rank's samples are
+        loader: the loader of one rank. Unless :func:`share` has returned this loader, only this rank's samples are
             counted.
         batches: the number of batches on this rank.
 
     Returns:
-        The number of samples; for a user's own batch sampler, the number of batches instead; ``None`` (unknown) for
-        loaders that are not DataLoaders.
+        The number of samples. For a user's batch sampler: the number of batches. For loaders without a sampler:
+        ``None``.
     """
     if not (place := drawn_by(loader)):
         return None
@@ -134,12 +134,12 @@ def samples_in(loader: Any, batches: int) -> int | None:
 
 
 def order_of(loader: Any) -> dict[str, Any] | None:
-    """Return a description of the order in which a loader draws its samples, to compare it with another loader's.
+    """Return a description of the order in which a loader draws its samples, for comparison with another loader.
 
-    Returns: ``sampler``, the name of the sampler's class; ``samples``, the number of samples that it draws, and
-    ``dataset``, the number of samples in the dataset, each ``None`` if unknown; ``options``, the sampler's attributes
-    that determine the order; ``own_batches``, whether a user's batch sampler makes the batches, so that positions count
-    batches. The result is ``None`` unless the loader is a DataLoader over a map-style dataset.
+    Returns: ``None`` unless the loader is a DataLoader over a map-style dataset; else a dictionary. ``sampler``: the
+    name of the sampler's class. ``samples``: the number of samples that it draws, or ``None``. ``dataset``: the length
+    of the dataset, or ``None``. ``options``: the sampler's attributes that determine the order. ``own_batches``:
+    whether a user's batch sampler makes the batches, so that positions count batches.
     """
     if not (place := drawn_by(loader)):
         return None
@@ -161,20 +161,20 @@ def order_of(loader: Any) -> dict[str, Any] | None:
 
 
 def _groups_samples(loader: Any) -> bool:
-    """Whether the batches are torch's groups of ``batch_size`` samples, and not those of a user's batch sampler.
+    """Whether the batches are groups of ``batch_size`` samples, and do not come from a user's batch sampler.
 
-    A subclass of DataLoader, such as torchdata's, may make these groups with its own subclass of BatchSampler. Such a
-    loader has a batch size, and a loader that was created with a user's batch sampler has none.
+    A subclass of DataLoader, such as torchdata's, may make the groups with its own subclass of BatchSampler. A loader
+    with such groups has a batch size. A loader with a user's batch sampler has no batch size.
     """
     drawn = loader.batch_sampler
     return type(drawn) is BatchSampler or (isinstance(drawn, BatchSampler) and loader.batch_size is not None)
 
 
 class RankBatches(SamplerProxy, ABC):
-    """A batch sampler that yields this rank's batches; see the notes at the beginning of the file.
+    """A batch sampler that yields this rank's part of each global batch: see the notes at the beginning of the file.
 
     Args:
-        order: an iterable with a length, whose items the ranks divide: samples or complete batches.
+        order: an iterable with a length. Its items, which the ranks divide, are samples or complete batches.
         size: the number of samples or complete batches in a global batch.
         rank, world_size, agree: as for :func:`share`.
     """
@@ -185,8 +185,8 @@ class RankBatches(SamplerProxy, ABC):
         self.draws = rank == 0
         """Whether this process draws the order with its own random state."""
         self.divided_from = 0
-        """How many items of the order an interrupted run has processed in global batches of another size. The resumed
-        pass begins after these items, which count as at least one batch.
+        """The number of items of the order that an interrupted run has processed in global batches of another size. The
+        resumed pass begins after these items, which count as at least one batch.
         """
         self._drop_last = False
 
@@ -197,11 +197,11 @@ class RankBatches(SamplerProxy, ABC):
     def __len__(self) -> int:
         first, left = self.batches_before(), self._total() - self.divided_from
         if self._drop_last:
-            return first + max(left // self._size, int(first > 0))  # a resumed pass has at least one batch
+            return first + max(left // self._size, int(first > 0))  # resumed: at least one batch
         return first - (-left // self._size)
 
     def _total(self) -> int:
-        """Return the number of samples or complete batches that all ranks together have."""
+        """Return the number of items (samples or complete batches) of all ranks together."""
         return len(self._sampler)
 
     def batches_before(self) -> int:
@@ -215,14 +215,14 @@ class RankBatches(SamplerProxy, ABC):
         return min(there, self._total())
 
     def _bounds(self) -> Iterator[tuple[int, int]]:
-        """Yield, for each global batch, the positions in the order at which it begins and ends."""
+        """For each global batch, yield the positions in the order at which the batch begins and ends."""
         first, total, start = self.batches_before(), self._total(), 0
         for number in range(1, len(self) + 1):
             stop = number * self._size if number < first else self.divided_from + (number - first) * self._size
             yield start, (start := min(stop, total))
 
     def uneven_from(self) -> float:
-        """Return the first global batch whose parts may have unequal sizes; ``inf`` if there is none."""
+        """Return the number of the first global batch whose parts may have unequal sizes; ``inf`` if there is none."""
         if self._size % self.world_size:
             return 0
         whole, rest = divmod(self._total() - self.divided_from, self._size)
@@ -240,7 +240,7 @@ class RankBatches(SamplerProxy, ABC):
         return (share.indices for share in self.shares())
 
     def _order(self) -> Iterator[Any] | Order:
-        """Return the order that rank 0 draws: a range or a tensor of indices if possible, otherwise an iterator."""
+        """Return the order that rank 0 draws, as a range or a tensor of indices if possible, else as an iterator."""
         if type(self._sampler) is SequentialSampler:
             return range(len(self._sampler))
         if isinstance(self._sampler, (list, tuple, range)):
@@ -250,8 +250,8 @@ class RankBatches(SamplerProxy, ABC):
         if self.draws:
             return self._drawn()
         own = rng_state()
-        # Another rank than rank 0 may have part 0 of the data, too. If the random states of both were equal, that rank
-        # keeps the state after the draw, so that both stay equal, for example when they seed workers.
+        # Several ranks may have part 0 of the data. If such a rank had rank 0's random state before, the rank keeps the
+        # state after the draw. The states then stay equal, for example when both ranks seed workers.
         in_step = self._rank == 0 and _alike(own, state)
         set_rng_state(state)
         set_generator_states(generators, drawing)
@@ -266,25 +266,25 @@ class RankBatches(SamplerProxy, ABC):
             return drawn_order(self._sampler)
         order = without_restart(iter(self._sampler))
         if type(self._sampler) is RandomSampler:
-            # the first index is drawn now, because it draws the seed of the sampler's own generator
+            # with its first index, the sampler draws the seed of its generator: draw both now
             first = list(itertools.islice(order, 1))
             return itertools.chain(first, order)
-        return iter(list(order))  # exhausted now, in rank 0's random state, because the sampler may draw at any time
+        return iter(list(order))  # exhaust the sampler in rank 0's random state
 
 
 def _alike(state: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Return whether two states of the host's generators lead to the same random numbers."""
+    """Return whether two states of the host's random generators are equal."""
     same = torch.equal(state["torch"], other["torch"])
     return same and all(state.get(name) == other.get(name) for name in ("python", "numpy"))
 
 
 class SlicedBatches(RankBatches):
-    """This rank's slices of global batches, which consist of samples from a sampler.
+    """This rank's slices of global batches; the samples come from a sampler of single samples.
 
     Args:
         order: a sampler of single samples, with a length.
         size: the number of samples in a global batch.
-        drop_last: whether to leave out a smaller last global batch.
+        drop_last: whether to leave out the last global batch if it is incomplete.
         rank, world_size, agree, pads: as for :func:`share`.
     """
 
@@ -315,7 +315,7 @@ class SlicedBatches(RankBatches):
         last: list[Any] = []
         batch: list[Any] | Order
         for start, stop in self._bounds():
-            if isinstance(order, (Tensor, range)):  # only this rank's indices are read
+            if isinstance(order, (Tensor, range)):  # read only this rank's indices
                 batch = order[start:stop]
             else:
                 batch = list(itertools.islice(order, stop - start))
@@ -325,7 +325,7 @@ class SlicedBatches(RankBatches):
 
 
 class DealtBatches(RankBatches):
-    """Complete batches of a user's batch sampler, distributed to the ranks in turn.
+    """Complete batches of a user's batch sampler, which the ranks get in turn.
 
     Args:
         order: an iterable with a length. Its items are lists of indices, or single indices for a loader with
@@ -350,13 +350,13 @@ def _iterated(order: Iterator[Any] | Order) -> Iterator[Any]:
 
 
 def slice_of(count: int, rank: int, world_size: int) -> tuple[int, int]:
-    """Return the start and end of the part of ``rank`` if ``count`` items are divided as evenly as possible."""
+    """Return where the part of ``rank`` begins and ends, if ``count`` items are divided as evenly as possible."""
     each, more = divmod(count, world_size)
     begin = rank * each + min(rank, more)
     return begin, begin + each + (rank < more)
 
 
 def _padded(order: Iterator[Any], total: int) -> Iterator[Any]:
-    """Yield the items of ``order``, and then its first items again, until ``total`` items are yielded."""
+    """Yield ``total`` items: the items of ``order``, then its first items again."""
     kept = list(order)
     return itertools.islice(itertools.cycle(kept), total) if kept else iter(())

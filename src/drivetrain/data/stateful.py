@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from types import GeneratorType
 from typing import Any
 
-_END = object()  # what next() returns at the end of a loader, because None may be a batch
+_END = object()  # the default of next(), because None may be a batch
 
 
 def is_stateful(loader: Any) -> bool:
@@ -17,11 +17,11 @@ def is_stateful(loader: Any) -> bool:
 
 
 def samples_of_all_ranks(position: Any) -> int | None:
-    """Return how many samples of the epoch all ranks together have got, if the loader's state counts them; else
-    ``None``.
+    """Return the number of the epoch's samples that all ranks together have received, if the loader's state contains
+    it; else ``None``.
 
-    The count is the entry ``sample_in_epoch`` of the state, or of the state's entry ``dataset``. A loader with such a
-    state can divide the rest of the epoch among any number of ranks.
+    The number is the entry ``sample_in_epoch`` of the loader's state, or of the dataset's state inside it. A loader
+    with such a state can divide the rest of the epoch among any number of ranks.
 
     Args:
         position: the position of a pass.
@@ -38,13 +38,14 @@ def rest_of_pass(loader: Any, state: Any, whole: bool) -> Iterator[Any]:
 
     Args:
         loader: a stateful loader.
-        state: a result of its ``state_dict``.
-        whole: whether all batches of the pass were yielded; the loader may or may not have been exhausted afterwards.
+        state: a result of the loader's ``state_dict``.
+        whole: whether the pass had yielded all of its batches.
     """
     loader.load_state_dict(copy.deepcopy(state))
     rest: Iterator[Any] = iter(loader)
     if whole and next(rest, _END) is not _END:
-        # The state after the last batch belongs to the loader's next pass, which must not lose its first batch.
+        # The loader has begun its next pass, because the state after the last batch belongs to the next pass. Load the
+        # state again, so that the next pass does not lose its first batch.
         loader.load_state_dict(copy.deepcopy(state))
         return iter(())
     return rest
@@ -55,14 +56,14 @@ def between_passes(loader: Any, state: Any, begun: bool, whole: bool) -> Iterato
 
     Args:
         loader: a stateful loader.
-        state: a result of its ``state_dict``.
-        begun: whether a pass had yielded a batch or had ended.
+        state: a result of the loader's ``state_dict``.
+        begun: whether the saved pass had yielded a batch or had ended.
         whole: as in :func:`rest_of_pass`.
 
-    Returns: The remaining batches of a pass that a limit or the user ended early, which must be passed to :func:`leave`
-    before the next pass; else ``None``.
+    Returns: If a limit or the user had ended the pass early: its remaining batches, which the caller must pass to
+    :func:`leave` before the next pass. Else: ``None``.
     """
-    if not begun or hasattr(loader, "__next__"):  # an object that is its own iterator continues at its position
+    if not begun or hasattr(loader, "__next__"):  # such a loader continues at its position
         loader.load_state_dict(copy.deepcopy(state))
         return None
     rest = rest_of_pass(loader, state, whole)
@@ -70,10 +71,10 @@ def between_passes(loader: Any, state: Any, begun: bool, whole: bool) -> Iterato
 
 
 def leave(rest: Iterator[Any]) -> None:
-    """Abandon ``rest``, but first make sure that it has begun.
+    """Abandon ``rest``; if ``rest`` has not begun, fetch its first batch before.
 
-    The body of a generator function only runs when its first batch is requested. Before that, the loader has not used
-    the state that was loaded, and the loader's next pass would yield the rest of the old pass.
+    The code of a generator function runs only when the first batch is requested. Until then, the loader has not used
+    the loaded state. Without this fetch, the loader's next pass would yield the rest of the old pass.
     """
     if isinstance(rest, GeneratorType) and inspect.getgeneratorstate(rest) == inspect.GEN_CREATED:
         next(rest, None)

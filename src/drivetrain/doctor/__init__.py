@@ -1,4 +1,5 @@
-"""The command ``drivetrain doctor``: checks this machine and its torch, before a training depends on them.
+"""The command ``drivetrain doctor``: checks this machine and the installed torch before a training.
 
-Each file is one group of checks; command.py has their table. A check yields findings and facts.
+Each file is one group of checks; command.py contains the table of groups. Each check yields findings (problems) and
+facts.
 """

@@ -1,4 +1,4 @@
-"""What a check yields, and the process in which each check runs."""
+"""The types of a check's results, and the processes in which checks run."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from drivetrain.base.registry import load
 from drivetrain.errors import text_of
 
 WRONG, NOTE = "wrong", "note"
-"""Severities. WRONG: something fails or computes wrong numbers. NOTE: something may matter for some programs."""
+"""Severities. WRONG: something fails or computes wrong numbers. NOTE: something is a problem for some programs."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that a check found, in three sentences.
+    """A problem that a check has found, in three sentences.
 
     Attributes:
-        what: what was seen, with the value.
-        so_what: what it means for a training.
-        write: what to write, set or run.
+        what: the observation, with the value.
+        so_what: the consequence for a training.
+        write: the cure: code to write, a value to set or a command to run.
         severity: :data:`WRONG` or :data:`NOTE`.
     """
 
@@ -40,19 +40,19 @@ class Finding:
 
 
 Items = Iterator[Finding | str]
-"""What a check yields: findings, and facts as text."""
+"""The items that a check yields: findings, and facts as text."""
 
 
 class Check(NamedTuple):
     """One group of checks.
 
     Attributes:
-        name: its name on the command line.
-        function: the function's location, as ``"module:name"``; it returns :data:`Items`. If ``ranks`` is more than 1,
-            each rank's process calls it with the rank and a folder that all of them share.
+        name: the name on the command line.
+        function: the function's location, as ``"module:name"``; the function returns :data:`Items`. If ``ranks`` is
+            more than 1, each rank's process calls the function with the rank and a folder shared by all ranks.
         seconds: the time limit.
-        uses_torch: fork the check's process from a process that has imported torch.
-        ranks: the number of its processes.
+        uses_torch: whether to fork the check's process from a process that has imported torch.
+        ranks: the number of processes.
     """
 
     name: str
@@ -64,13 +64,13 @@ class Check(NamedTuple):
 
 @dataclass
 class Result:
-    """What a check has found.
+    """The result of a check.
 
     Attributes:
         name: the check's name.
         facts: texts, in the check's order.
-        findings: in the check's order, too.
-        seconds: how long the check took.
+        findings: the findings, in the check's order.
+        seconds: the duration of the check.
     """
 
     name: str
@@ -80,18 +80,18 @@ class Result:
 
 
 def run(check: Check) -> Result:
-    """Run a check in new processes, and end these at the check's time limit.
+    """Run a check in new processes, and end these processes at the check's time limit.
 
-    An exception in the check, a killed process and an exceeded limit become findings.
+    An exception in the check, a killed process or an exceeded time limit becomes a finding.
     """
     result, started = Result(check.name), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="drivetrain-doctor-", ignore_cleanup_errors=True) as folder:
         try:
             for item in _items(check, folder, started + check.seconds):
                 kept: list[Any] = result.facts if isinstance(item, str) else result.findings
-                if item not in kept:  # several ranks may report the same finding; keep it once
+                if item not in kept:  # several ranks can report one finding
                     kept.append(item)
-        except Exception as error:  # for example, the system allows no further processes or pipes
+        except Exception as error:  # for example, the system allows no more processes or pipes
             result.findings.append(_failed(check.name, f"cannot start: {type(error).__name__}: {text_of(error)}"))
     result.seconds = time.monotonic() - started
     return result
@@ -101,7 +101,7 @@ def _items(check: Check, folder: str, deadline: float) -> Items:
     has_server = "forkserver" in multiprocessing.get_all_start_methods()
     context: Any = multiprocessing.get_context("forkserver" if check.uses_torch and has_server else "spawn")
     if check.uses_torch and has_server:
-        # so torch is imported once for all checks, in a process that uses no device
+        # One process, which uses no device, imports torch for all checks.
         context.set_forkserver_preload(["torch"])
     processes: dict[Connection, BaseProcess] = {}
     try:
@@ -136,8 +136,8 @@ def _items(check: Check, folder: str, deadline: float) -> Items:
 
 @contextmanager
 def _only_here() -> Iterator[None]:
-    """Context: processes that are started in it ignore Ctrl-C. Only this process reacts, and ends those processes."""
-    if not hasattr(signal, "pthread_sigmask"):  # Windows
+    """Context in which new processes ignore Ctrl-C. This process reacts to Ctrl-C, and ends the new processes."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows has no pthread_sigmask
         yield
         return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -162,7 +162,7 @@ def _child(check: Check, rank: int, folder: str, sender: Connection) -> None:
 
 
 def _last_words(process: BaseProcess, folder: str) -> str:
-    """Describe how a process ended without a result, with the last line of its output."""
+    """Describe how a process ended without a result, and quote the last line of the process's output."""
     process.join(5)
     output = Path(folder, f"{process.pid}.txt")
     lines = output.read_text(errors="replace").split("\n") if output.exists() else []

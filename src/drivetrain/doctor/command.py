@@ -1,4 +1,4 @@
-"""The command ``drivetrain doctor``: the table of checks; run them, and print their findings."""
+"""The command ``drivetrain doctor``: contains the table of checks, runs checks, and prints findings."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain doctor"
         prog: the command's name in messages.
 
     Returns:
-        0 if nothing is wrong, 1 if a finding is "wrong"; 130 after Ctrl-C; wrong usage ends in ``SystemExit(2)``.
+        0: no finding is "wrong". 1: a finding is "wrong". 130: Ctrl-C. Wrong usage raises ``SystemExit(2)``.
     """
     names = [check.name for check in CHECKS]
     made = parser(prog)
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain doctor"
 
 
 def _print(result: Result) -> None:
-    """Print a line for each finding, or one line if there is none; in a terminal, lines are wrapped."""
+    """Print a line for each finding, or one line without findings; in a terminal, lines are wrapped."""
     lines = [
         f"{each.severity:<6}{result.name:<12}{each.what} {each.so_what} Write: {each.write}"
         for each in result.findings

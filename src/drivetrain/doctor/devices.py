@@ -1,4 +1,4 @@
-"""Check that each device, in each precision, computes the same forward and backward pass as the CPU in float64."""
+"""Checks that a forward and a backward pass on each device, in each precision, agree with the CPU in float64."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from drivetrain.engine.engine import Engine
 from drivetrain.errors import ConfigurationError, text_of
 from drivetrain.precision.precision import PrecisionRegistry
 
-_TOLERANCES = {torch.float64: 1e-9, torch.float32: 5e-3}  # relative; float32 has a large one, because of TF32
-_TOLERANCE = 0.2  # for types of 16 and 8 bits
+_TOLERANCES = {torch.float64: 1e-9, torch.float32: 5e-3}  # relative errors; float32 can use TF32
+_TOLERANCE = 0.2  # the tolerance for types of 16 and 8 bits
 _WIDTH = 64
 
 
@@ -26,7 +26,7 @@ class Kind(NamedTuple):
     Attributes:
         name: the value for ``accelerator``.
         accelerator: the accelerator.
-        devices: its devices.
+        devices: the devices of this kind.
     """
 
     name: str
@@ -35,8 +35,8 @@ class Kind(NamedTuple):
 
 
 def available() -> Iterator[Kind | Finding]:
-    """Yield each kind of device that can be used on this machine; yield a kind with several names only once. If asking
-    a kind raises an error, yield a finding.
+    """Yield each usable kind of device on this machine; yield a kind with several names only once. If the query of a
+    kind raises an error, yield a finding.
     """
     for name in AcceleratorRegistry.available():
         if any(other < name for other in AcceleratorRegistry.other_names(name)):
@@ -47,7 +47,7 @@ def available() -> Iterator[Kind | Finding]:
                 accelerator = entry.build()
                 numbers = list(range(accelerator.auto_device_count()))
                 yield Kind(name, accelerator, list(accelerator.get_parallel_devices(numbers)))
-        except Exception as error:  # a broken package or driver must not hide the other kinds
+        except Exception as error:  # a broken package or driver must not end the loop
             yield Finding(
                 f"The accelerator {name!r} raised {type(error).__name__}: {' '.join(text_of(error).split())}",
                 "Its devices cannot be used.", "drivetrain devices, and repair or remove its package or driver.",
@@ -57,7 +57,7 @@ def available() -> Iterator[Kind | Finding]:
 def check() -> Items:
     """Compare the output and the gradients of a small network on each device in each precision."""
     precisions = {}
-    # a class may have several names, such as "16" and then "16-mixed"; keep the last, which is the complete one
+    # A class can have several names, such as "16" and then "16-mixed". The last name, which is complete, is kept.
     for name in PrecisionRegistry.available():
         entry = PrecisionRegistry.entry(name)
         precisions[entry.cls, repr(entry.init_params)] = name
@@ -71,7 +71,7 @@ def check() -> Items:
             for precision in sorted(precisions.values()):
                 try:
                     problem = compare(kind, index, precision)
-                except ConfigurationError:  # a package is missing, or the device cannot compute in this type
+                except ConfigurationError:  # a package is missing, or the device does not support this type
                     continue
                 except Exception as error:
                     problem = f"raised {type(error).__name__}: {' '.join(text_of(error).split())}"
@@ -88,7 +88,8 @@ def check() -> Items:
 
 
 def compare(kind: Kind, index: int, precision: str) -> str | None:
-    """Return how a network's output or gradients on a device differ from those in 64 bits; ``None``: not at all.
+    """Describe how a network's output or gradients on a device differ from the values in 64 bits; ``None``: no
+    difference.
 
     Raises:
         ConfigurationError: this precision cannot be used on this device.
@@ -119,7 +120,7 @@ def compare(kind: Kind, index: int, precision: str) -> str | None:
         ("an output", _difference(output, expected.detach())),
         ("a gradient", _difference(layers[0].weight.grad / scale, layers[1].weight.grad)),
     ):
-        if not error <= tolerance:  # "not <=", so that NaN is a difference, too
+        if not error <= tolerance:  # "not <=": NaN counts as a difference
             return f"computes {what} that differs by {error:.2g} of its size from the one in 64 bits"
     return None
 

@@ -1,4 +1,6 @@
-"""Check whether files in the working directory and the temporary folder are written durably, and how fast."""
+"""Checks whether writes are durable in the working directory and the temporary folder, and measures the speed of
+writes.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,12 @@ from drivetrain.base.packages import psutil
 from drivetrain.doctor.checks import NOTE, Finding, Items
 
 _MIB, _GIB = 1 << 20, 1 << 30
-_WRITTEN, _REPEATS = 16, 5  # size of the large file in MiB; how often a small file is written
+_WRITTEN, _REPEATS = 16, 5  # the size of the large file in MiB, and the number of small files
 _SLOWEST_MIB_S, _LONGEST_S = 20, 0.5
 
 
 def check() -> Items:
-    """Write, flush, rename and read a large file and small files, in the way in which checkpoints are saved."""
+    """Write, flush, rename and read a large file and small files, as the save of a checkpoint does."""
     yield from _folder("The working directory", os.getcwd(), keeps=True)
     yield from _folder("The temporary folder", tempfile.gettempdir(), keeps=False)
 
@@ -76,7 +78,7 @@ def _folder(what: str, folder: str, keeps: bool) -> Items:
 
 
 def _file_system(folder: str) -> str:
-    """Return the type of the file system at ``folder``; "" if it is unknown."""
+    """Return the type of the file system at ``folder``; "" if the type is unknown."""
     real = os.path.realpath(folder)
     mounts = [each for each in psutil.disk_partitions(all=True) if Path(real).is_relative_to(each.mountpoint)]
     return max(mounts, key=lambda each: len(each.mountpoint)).fstype if mounts else ""

@@ -1,4 +1,4 @@
-"""Check limits of the system at which trainings fail: shared memory, open files, processes, locked memory, cores."""
+"""Checks limits of the system at which trainings fail: shared memory, open files, processes, locked memory, cores."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def check() -> Items:
 
 
 def _shared_memory() -> Items:
-    if not os.path.isdir(SHARED_MEMORY):  # not Linux
+    if not os.path.isdir(SHARED_MEMORY):  # only Linux has this folder
         return
     size = shutil.disk_usage(SHARED_MEMORY).total
     yield f"shared memory {size / _GIB:.2f} GiB"

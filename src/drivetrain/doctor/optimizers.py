@@ -1,10 +1,10 @@
-"""Check that torch's optimizers, in each type and with each kernel, compute what their Python loop computes in float64,
-also after a skipped step.
+"""Checks torch's optimizers, for each type and kernel, also after a skipped step: the results must agree with torch's
+Python loop in float64.
 
-[Note: skipped steps]
-If gradients overflow, ``torch.amp.GradScaler`` skips the optimizer's step. But the scaler does call an optimizer with a
-fused kernel, with ``found_inf``, and the kernel must then change nothing. During these checks torch fills uninitialized
-memory with NaN, so that a kernel that reads such memory gives wrong numbers every time, and not only by chance.
+[Note: skipped steps] If gradients overflow, ``torch.amp.GradScaler`` skips the optimizer's step. An optimizer with a
+fused kernel is an exception: the scaler calls this optimizer with ``found_inf``, and the kernel must change nothing.
+During these checks, torch fills uninitialized memory with NaN. A kernel that reads uninitialized memory then always
+gives wrong numbers.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from drivetrain.doctor.checks import Finding, Items
 from drivetrain.doctor.devices import Kind, available
 from drivetrain.errors import text_of
 
-# left out: LBFGS needs a closure, SparseAdam needs sparse gradients, and Muon computes in 16 bits
+# These optimizers are left out: LBFGS needs a closure, SparseAdam needs sparse gradients, and Muon computes in 16 bits.
 _OTHERS = ("LBFGS", "SparseAdam", "Muon")
 _OPTIONS: dict[str, list[dict[str, Any]]] = {
     "SGD": [{"lr": 0.1}, {"lr": 0.1, "momentum": 0.9}, {"lr": 0.1, "momentum": 0.9, "nesterov": True}],
-    # a large eps, because with torch's default eps, rounding errors alone would change the first steps
+    # With torch's default eps, rounding errors alone would change the first steps.
     "Adadelta": [{"lr": 1.0, "rho": 0.5, "eps": 0.01}],
 }
 _DEFAULT: list[dict[str, Any]] = [{"lr": 0.05}]
@@ -36,18 +36,18 @@ KERNELS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 _SKIPS: tuple[tuple[int, ...], ...] = ((), (0,), (2,))
 _STEPS = 5
-# a vectorized kernel computes the small size only in its remainder loop, and most of the large one in its main loop
+# A vectorized kernel computes 7 numbers in its remainder loop, and most of 100 numbers in its main loop.
 _SIZES = (7, 100)
 TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.03}
-"""For each type the largest allowed error, relative to how far the parameters moved."""
+"""For each type, the largest allowed error, relative to the largest change of a parameter."""
 
 
 class Case(NamedTuple):
     """One optimizer with its arguments and its kernel.
 
     Attributes:
-        kind: its class.
-        options: its arguments.
+        kind: the optimizer's class.
+        options: the optimizer's arguments.
         kernel: one of :data:`KERNELS`.
     """
 
@@ -71,9 +71,9 @@ def kinds() -> list[type[Optimizer]]:
 
 def check() -> Items:
     """Compare the optimizers on the first device of each kind."""
-    torch.use_deterministic_algorithms(True, warn_only=True)  # fills new memory
+    torch.use_deterministic_algorithms(True, warn_only=True)  # fills new memory with NaN
     for kind in available():
-        if isinstance(kind, Kind):  # the check of devices reports those that cannot be used
+        if isinstance(kind, Kind):  # the check of devices reports unusable devices
             accelerator = kind.accelerator
             supported = {
                 torch.float64: accelerator.supports_float64, torch.float32: True,
@@ -85,8 +85,8 @@ def check() -> Items:
 def compare(classes: Sequence[type[Optimizer]], device: torch.device, dtypes: Sequence[torch.dtype]) -> Items:
     """Compare the optimizers of ``classes`` with their Python loop (``foreach=False``) in float64 on the CPU.
 
-    All faults of one class with one kernel are one finding. If a type gives wrong numbers without skipped steps, it is
-    not checked with skipped steps.
+    All faults of one class with one kernel are one finding. Checks with skipped steps leave out a type that already
+    gives wrong numbers without skipped steps.
     """
     count, faults = 0, dict[tuple[str, str, bool], dict[str, str]]()
     shown = dict[tuple[str, str, bool], str]()
@@ -118,7 +118,7 @@ def compare(classes: Sequence[type[Optimizer]], device: torch.device, dtypes: Se
 def _problem(
     case: Case, device: torch.device, dtype: torch.dtype, skips: tuple[int, ...], expected: Tensor
 ) -> str | None:
-    """Return what is wrong, or "" if nothing is; ``None`` if the installed torch has no such kernel."""
+    """Describe the fault; "" if there is no fault; ``None`` if the installed torch has no such kernel."""
     try:
         found = train(case, device, dtype, skips)
     except _NoKernel:
@@ -146,8 +146,8 @@ def start_of(device: torch.device, dtype: torch.dtype) -> Tensor:
 
 
 def train(case: Case, device: torch.device, dtype: torch.dtype, skips: tuple[int, ...]) -> Tensor:
-    """Step an optimizer a few times. Skip the steps in ``skips`` in the way in which ``torch.amp.GradScaler`` does
-    after an overflow.
+    """Step an optimizer a few times. Skip the steps in ``skips``, as ``torch.amp.GradScaler`` skips steps after an
+    overflow.
 
     Returns:
         All parameters as one vector in 64 bits on the host.

@@ -1,4 +1,4 @@
-"""Check that the versions of Python, torch and optional packages are those for which drivetrain was made."""
+"""Checks that drivetrain supports the installed versions of Python, torch and optional packages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Requirement(NamedTuple):
     Attributes:
         name: the package.
         wanted: the versions, such as ">=4.53,<5"; "": any.
-        extra: the extra of drivetrain that requires it; "": none.
+        extra: the extra of drivetrain that requires the package; "": none.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Requirement(NamedTuple):
 
 
 def check() -> Items:
-    """Compare what is installed with what drivetrain requires."""
+    """Compare the installed packages with drivetrain's requirements."""
     yield f"drivetrain {drivetrain.__version__}"
     try:
         python = metadata.metadata("drivetrain")["Requires-Python"] or ""
@@ -68,7 +68,9 @@ def check() -> Items:
 
 
 def _install() -> str:
-    """Return the command with which this drivetrain is installed; drivetrain is on no package index."""
+    """Return the command that installs drivetrain from a checkout or a wheel, because no package index has
+    drivetrain.
+    """
     checkout = Path(drivetrain.__file__).parents[2]
     if (checkout / "pyproject.toml").is_file():
         return f"pip install -e {checkout}"
@@ -87,7 +89,7 @@ def _made_for_another_torch() -> Items:
 
 
 def requirements(distribution: str) -> Iterator[Requirement]:
-    """Yield the requirements of an installed distribution; none if it is not installed."""
+    """Yield the requirements of a distribution; nothing if the distribution is not installed."""
     try:
         texts = metadata.requires(distribution) or []
     except metadata.PackageNotFoundError:
@@ -98,8 +100,8 @@ def requirements(distribution: str) -> Iterator[Requirement]:
 
 
 def fits(version: str, wanted: str) -> bool:
-    """Return whether ``version`` satisfies ``wanted``. Only the numbers of the release are compared, without suffixes
-    such as "rc1" or "+cu130".
+    """Return whether ``version`` satisfies ``wanted``. Only the release numbers are compared; suffixes such as "rc1"
+    and "+cu130" are ignored.
     """
     own = _release(version)
     holds = {

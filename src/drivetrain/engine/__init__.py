@@ -1,4 +1,6 @@
-"""The Engine runs models with a plan's precision, devices and strategy, for the Trainer and for your own loops."""
+"""The Engine, which runs models on devices, in a precision and with a strategy, for the Trainer and for your own
+loops.
+"""
 
 from drivetrain.base.lazy import public
 

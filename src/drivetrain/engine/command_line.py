@@ -1,4 +1,4 @@
-"""Read the arguments of an Engine that ``drivetrain run`` has exported to the program that it starts."""
+"""Read the Engine's arguments that ``drivetrain run`` exports to the program that it starts."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from drivetrain.errors import ConfigurationError
 from drivetrain.settings import Settings
 
 COMMAND_LINE_PREFIX = "DRIVETRAIN_RUN_"
-"""``drivetrain run --precision=bf16-mixed`` exports ``DRIVETRAIN_RUN_PRECISION`` for the program that it starts."""
+"""The prefix of environment variables: ``drivetrain run --precision=bf16-mixed`` sets ``DRIVETRAIN_RUN_PRECISION``."""
 
 
 def from_command_line(**chosen: Any) -> dict[str, Any]:
-    """Return the arguments of an Engine, with exported values of ``drivetrain run`` in place of defaults.
+    """Return the Engine's arguments ``chosen``, with values of ``drivetrain run`` in place of default values.
 
     Raises:
         ConfigurationError: the program and the command line set an argument to different values.

@@ -1,4 +1,4 @@
-"""The Engine: the device, the precision and the optimizer step, for the Trainer and for your own loops."""
+"""The Engine: runs a model on devices, in a precision and with a strategy, for the Trainer and for your own loops."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ S = TypeVar("S")
 
 @documents_arguments
 class Engine(StateFiles):
-    """Runs a model on devices, in a precision and with a strategy; the loop is yours.
+    """Runs a model on devices, in a precision and with a strategy, in a training loop that you write.
 
     ::
 
@@ -77,20 +77,20 @@ class Engine(StateFiles):
             engine.clip_gradients(model, optimizer, max_norm=1.0)
             optimizer.step()
 
-    A subclass may define the complete program in a method ``run``; calling it first starts the processes. Values for
-    omitted arguments accelerator, strategy, devices, num_nodes and precision may come from the command line:
-    ``drivetrain run --devices=2 train.py``. ``check_collectives`` counts the collectives of a run from :meth:`launch`
-    on.
+    A subclass can define the complete program in a method ``run``. A call of ``run`` then first starts the processes.
+    If the arguments accelerator, strategy, devices, num_nodes or precision are omitted, their values can come from the
+    command line: ``drivetrain run --devices=2 train.py``. ``check_collectives`` counts the collectives since the last
+    call of :meth:`launch`.
 
     Args:
-        plugins: as for the Trainer, except LayerSync.
+        plugins: the Trainer's argument ``plugins``, without LayerSync.
         callbacks: objects whose methods :meth:`call` calls.
-        loggers: the destinations of :meth:`log`; a logger given by name writes below the working directory.
-        plan: a resolved plan. It replaces the arguments from accelerator to plugins, which are then ignored.
+        loggers: the loggers that :meth:`log` calls. A logger that is given by name writes below the working directory.
+        plan: a resolved plan, which replaces the arguments from accelerator to plugins.
 
     Raises:
         ConfigurationError: an argument is wrong, or contradicts another argument or the command line.
-        NotSupportedError: this version does not support a valid argument.
+        NotSupportedError: an argument is valid, but not supported in this version.
     """
 
     @arguments_checked
@@ -117,7 +117,7 @@ class Engine(StateFiles):
             chosen = command_line.from_command_line(
                 accelerator=accelerator, strategy=strategy, devices=devices, num_nodes=num_nodes, precision=precision
             )
-            given: Any = plugins  # typed as Any, because Settings also allows the plugins of a Trainer
+            given: Any = plugins  # Any, because Settings has the plugins of a Trainer
             plan = for_engine(resolve(Settings(plugins=given, check_collectives=check_collectives, **chosen)))
             if plan.layer_sync is not None:
                 raise ConfigurationError(
@@ -141,7 +141,7 @@ class Engine(StateFiles):
         self._check_collectives = check_collectives
         self._verbs = verbs_of(self.strategy)
 
-    if not TYPE_CHECKING:  # for a type checker, __getattr__ would make every attribute valid
+    if not TYPE_CHECKING:  # otherwise type checkers accept any attribute
 
         def __getattr__(self, name):
             if (cure := instead_of("Engine", name)) is not None:
@@ -156,7 +156,7 @@ class Engine(StateFiles):
 
     @property
     def rng(self) -> Generators:
-        """An object for the random generators of all processes: to resume exactly, save and load it with the model."""
+        """The random generators of all processes. To resume exactly, save and load this object with the model."""
         return Generators(lambda obj: self.strategy.world.gather_objects(obj), self.global_rank)
 
     @property
@@ -194,18 +194,18 @@ class Engine(StateFiles):
         move_to_device: bool = True,
         _reapply_compile: bool = True,
     ) -> Any:
-        """Move ``module`` to the device, convert it to this precision, wrap it, and adapt ``optimizers``.
+        """Move ``module`` to the device, convert it to the precision, and wrap ``module`` and ``optimizers``.
 
         Args:
-            module: the model; its parameters are moved in place. For a result of ``torch.compile``, the original module
-                is compiled in place, so that parameters keep their names.
+            module: the model, whose parameters are moved in place. If ``module`` is a result of ``torch.compile``, the
+                original module is compiled in place, so that parameters keep their names.
             optimizers: optimizers of the module's parameters.
-            scheduler: a scheduler of one of the optimizers; returned unchanged if the strategy does not step it.
-            move_to_device: False leaves the module on its device.
-            _reapply_compile: ignored; some programs pass it.
+            scheduler: a scheduler of one of the optimizers; returned unchanged unless the strategy steps schedulers.
+            move_to_device: whether to move the module to the device.
+            _reapply_compile: ignored; accepted because some programs pass it.
 
         Returns:
-            The wrapped module; with optimizers or a scheduler, a tuple in the order of the arguments.
+            The wrapped module. With optimizers or a scheduler: a tuple of the wrapped arguments in their order.
 
         Raises:
             ConfigurationError: an argument is already set up, or has a wrong type.
@@ -232,7 +232,7 @@ class Engine(StateFiles):
         return parts if len(parts) > 1 else model
 
     def _compare(self, module: nn.Module, optimizers: Sequence[Optimizer]) -> None:
-        """Compare the arguments of all ranks; if they differ, raise an error on all ranks."""
+        """Compare the arguments of all ranks. If the arguments differ, raise an error on all ranks."""
         job = {"the method called": "Engine.setup", **agreement.of_program(self.strategy)}
         job["num_nodes"] = str(self.plan.num_nodes)
         model = {**agreement.of_module(module), **agreement.of_optimizers(optimizers)}
@@ -241,11 +241,11 @@ class Engine(StateFiles):
     def setup_module(
         self, module: nn.Module, move_to_device: bool = True, _reapply_compile: bool = True
     ) -> EngineModule:
-        """Set up a module without optimizers, so that these can be created from the module's final parameters."""
+        """Set up a module without optimizers, which can then be created from the wrapped module's parameters."""
         return cast("EngineModule", self.setup(module, move_to_device=move_to_device))
 
     def setup_optimizers(self, *optimizers: Optimizer) -> Any:
-        """Make the ``step`` of ``optimizers`` use precision and strategy.
+        """Wrap ``optimizers``, so that ``step`` uses the precision and the strategy.
 
         Returns: the wrapped optimizer, or a tuple of the wrapped optimizers.
         """
@@ -268,14 +268,13 @@ class Engine(StateFiles):
         self, *loaders: Iterable[Any], use_distributed_sampler: bool = True, move_to_device: bool = True,
         sample_seeds: bool = False,
     ) -> Any:  # fmt: skip
-        """Make ``loaders`` yield batches on the device.
+        """Wrap ``loaders``, so that they yield batches on the device.
 
         Args:
             loaders: DataLoaders or other re-iterable objects.
-            use_distributed_sampler: whether each process gets its own part of the data. All parts have the same size:
-                if the data does not divide evenly, the first samples of an epoch are repeated. No effect with one
-                process.
-            move_to_device: False leaves batches on their device.
+            use_distributed_sampler: whether each process gets its own part of the data. All parts have equal sizes. If
+                the data does not divide evenly, the first samples of an epoch are repeated.
+            move_to_device: whether to move batches to the device.
             sample_seeds: the Trainer's argument; each pass over the loader counts as an epoch.
 
         Returns: the wrapped loader, or a tuple of the wrapped loaders.
@@ -303,7 +302,7 @@ class Engine(StateFiles):
         return wrapped[0] if len(wrapped) == 1 else tuple(wrapped)
 
     def bind_optimizers(self, optimizers: Sequence[Optimizer], schedulers: Iterable[Any]) -> None:
-        """Set all optimizers of this run and their schedulers' configurations."""
+        """Set the optimizers and the scheduler configurations of this run."""
         self.strategy.optimizers = list(optimizers)
         self.strategy.lr_scheduler_configs = list(schedulers)
         self.precision.bind(self.strategy.optimizers)
@@ -336,13 +335,13 @@ class Engine(StateFiles):
     # ---- one step ------------------------------------------------------------------------------------------------
 
     def forward_context(self) -> AbstractContextManager[Any] | None:
-        """Return a new context for a forward pass; ``None`` if there is none, or a Trainer's steps enter it."""
+        """Return a new context for a forward pass; ``None`` if there is no context, or a Trainer's step enters it."""
         if self.strategy.lightning_module is not None and familiar.enters_step_contexts(self.strategy):
             return None
         return self.precision.forward_context()
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Return the context of a forward pass, for operations outside wrapped modules, such as a loss."""
+        """Return the precision's context, for operations outside wrapped modules, such as the computation of a loss."""
         return self.precision.forward_context() or nullcontext()
 
     calls_through_forward: bool = reads(
@@ -351,25 +350,25 @@ class Engine(StateFiles):
     )
 
     def input_conversion(self) -> Callable[[Any], Any] | None:
-        """Return a function that converts a batch's numbers to this precision; ``None`` if they are not converted."""
+        """Return a function that converts a batch's numbers to the precision; ``None`` without such a conversion."""
         return self.precision.convert_input if overrides(self.precision, "convert_input", Precision) else None
 
     def output_conversion(self) -> Callable[[Any], Any] | None:
-        """Return the function with which a user's precision converts a module's results; ``None`` if there is none."""
+        """Return the method ``convert_output`` of a user-defined precision; ``None`` if there is no such method."""
         precision = self.precision
         return precision.convert_output if defined_by_user(precision, "convert_output") else None
 
     def to_device(self, obj: Any) -> Any:
-        """Return a batch with every tensor on the device; a module is moved in place."""
+        """Return a batch with all tensors on the device. If ``obj`` is a module, move it in place."""
         return move(obj, self.device) if self._verbs.batch_to_device is None else self._verbs.to_device(obj)
 
     def backward(self, tensor: Tensor, *args: Any, model: nn.Module | None = None, **kwargs: Any) -> None:
-        """Compute the gradients of ``tensor``; if the precision scales losses, the gradients are scaled.
+        """Compute the gradients of ``tensor``. If the precision scales losses, the gradients are scaled, too.
 
         Args:
             tensor: the loss.
             args, kwargs: arguments of ``Tensor.backward``.
-            model: the model of the gradients, for strategies that need it.
+            model: the model whose gradients are computed; some strategies need this argument.
         """
         own = self._verbs.backward
         if own is None:
@@ -390,15 +389,15 @@ class Engine(StateFiles):
 
         Args:
             module: the module with the optimizer's parameters.
-            optimizer: the optimizer; only gradients of its parameters are clipped.
+            optimizer: the optimizer whose parameters' gradients are clipped.
             clip_val: the largest absolute value of an element.
-            max_norm: the largest norm of all gradients together; 0 or negative: nothing is clipped.
+            max_norm: the largest total norm of the gradients. If it is 0 or negative, no gradient is clipped.
             norm_type: the order of the norm; ``inf`` is the largest absolute value of an element.
-            error_if_nonfinite: raise RuntimeError if the norm is not finite; this check waits for the device. ``None``:
-                True, except in a precision that scales the loss, where an overflow skips the step instead.
+            error_if_nonfinite: whether to raise RuntimeError if the norm is not finite. The check waits for the device.
+                ``None``: True, but False if the precision scales losses, because such a precision skips the step.
 
         Returns:
-            The norm before clipping; ``None`` if none was computed.
+            The norm before clipping; ``None`` with ``clip_val``.
 
         Raises:
             ConfigurationError: both or neither of ``clip_val`` and ``max_norm`` are passed.
@@ -409,7 +408,7 @@ class Engine(StateFiles):
         plain, own = unwrapped(optimizer), module
         if isinstance(module, EngineModule):
             own = module._forward_module if self._verbs.takes_prepared else module.module
-        elif self._verbs.takes_prepared:  # a LightningModule passes itself, but the strategy needs its wrapper
+        elif self._verbs.takes_prepared:  # a LightningModule passes itself: find its wrapper
             own = self._verbs.prepared(module)
         if isinstance(optimizer, nn.Module) and not isinstance(module, EngineModule):
             raise ConfigurationError("Engine.clip_gradients got a module as the optimizer. Write (model, optimizer).")
@@ -423,11 +422,11 @@ class Engine(StateFiles):
         )
 
     def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> AbstractContextManager[None]:
-        """Context without an exchange of gradients in backward passes: for all but the last batch of an optimizer step.
+        """Context in which backward passes exchange no gradients, for all batches of an optimizer step but the last.
 
         Args:
             module: a module that :meth:`setup` returned.
-            enabled: False makes the context do nothing.
+            enabled: if False, the context does nothing.
 
         Raises:
             ConfigurationError: the module is not set up.
@@ -442,7 +441,7 @@ class Engine(StateFiles):
         """Context in which new layers are created on the run's device and in its precision.
 
         Args:
-            empty_init: leave parameters uninitialized, because a checkpoint will be loaded; ``None``: False.
+            empty_init: whether to leave parameters uninitialized, because a checkpoint will be loaded; ``None``: False.
         """
         return self._verbs.module_context(empty_init)
 
@@ -451,15 +450,15 @@ class Engine(StateFiles):
         return self._verbs.tensor_context()
 
     def sharded_model(self) -> AbstractContextManager[Any]:
-        """Context in which a strategy may shard layers as they are created; with other strategies it does nothing."""
+        """Context in which a sharding strategy can shard new layers; it does nothing with other strategies."""
         return self._verbs.sharded_context()
 
     # ---- callbacks and logging -----------------------------------------------------------------------------------
 
     def call(self, hook_name: str, *args: Any, **kwargs: Any) -> None:
-        """Call the method ``hook_name`` of every callback that has it, with those ``kwargs`` that the method accepts.
+        """Call the method ``hook_name`` of each callback that has it, with the ``kwargs`` that the method accepts.
 
-        A LightningModule that was set up is called, too.
+        A LightningModule that was set up counts as a callback.
         """
         for callback in self.callbacks:
             if callable(method := getattr(callback, hook_name, None)):
@@ -470,7 +469,7 @@ class Engine(StateFiles):
         self.log_dict({name: value}, step)
 
     def log_dict(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Log numbers with every logger, at ``step``. Tensors are read from the device immediately, all in one copy."""
+        """Log numbers with every logger, at ``step``. All tensors are read from the device immediately, in one copy."""
         if self.loggers and self.is_global_zero:
             numbers, _ = read_together(loggable(metrics), self.accelerator.supports_float64)
             for logger in self.loggers:
@@ -478,7 +477,7 @@ class Engine(StateFiles):
 
     @staticmethod
     def seed_everything(seed: int | None = None, workers: bool | None = None, verbose: bool = True) -> int:
-        """Call :func:`drivetrain.seed_everything`; ``workers=None`` means True, ``verbose`` logs the seed at INFO."""
+        """Call :func:`drivetrain.seed_everything`; ``workers=None`` means True. ``verbose``: log the seed at INFO."""
         chosen = seed_everything(seed, workers is None or workers)
         if verbose and rank_from_environ() == 0:
             log.info("Seed set to %d", chosen)
@@ -487,7 +486,7 @@ class Engine(StateFiles):
     # ---- the end -----------------------------------------------------------------------------------------------------
 
     def teardown(self) -> None:
-        """Move the modules and optimizers that were set up to the host, and free the device."""
+        """Move all modules and optimizers that were set up back to the host, and free the device."""
         for module, _ in self._verbs.modules:
             before = dict(module.named_parameters())
             follow(self.strategy.optimizers, before, place(module, HOST))

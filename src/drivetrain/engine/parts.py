@@ -1,4 +1,4 @@
-"""Create the parts of an Engine from its plan, and check the user's own parts."""
+"""Create an Engine's parts (strategy, launcher, loggers) from its plan, and check user-defined parts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ with on_first_use:
 
 
 def for_engine(plan: Plan) -> Plan:
-    """Return ``plan``. If the strategy was given by name, replace its class by the Engine's class of that name."""
+    """Return ``plan``. If the strategy was given by name, the result has the Engine's strategy class of this name."""
     given = plan.strategy
     if isinstance(given, Strategy) or given.cls.facts.engine_class is None:
         return plan
@@ -44,7 +44,7 @@ def listed(given: Any) -> list[Any]:
 
 
 def logger_of(given: Any) -> Any:
-    """Return ``given`` as a logger, and check this logger. A text is the name of a logger."""
+    """Return ``given``, or the logger of this name if ``given`` is a string. Check that the result is a logger."""
     logger = load("drivetrain.loggers.logger:logger_named")(given, os.getcwd()) if isinstance(given, str) else given
     if isinstance(logger, type) or not callable(getattr(logger, "log_metrics", None)):
         raise ConfigurationError(
@@ -55,14 +55,14 @@ def logger_of(given: Any) -> Any:
 
 
 class NoLoggerError(ConfigurationError, IndexError):
-    """An Engine has no logger. The error is also an IndexError, as from an empty list of loggers."""
+    """An Engine has no logger; also an IndexError, as for an empty list of loggers."""
 
 
 def loggable(metrics: Mapping[str, Any]) -> Collection[Any]:
     """Return the values of ``metrics``; a numpy array of one element becomes a number.
 
     Raises:
-        UnloggableError: a value is a list of numbers, or a tensor or array that has not exactly one element.
+        UnloggableError: a value is a list of numbers, or a tensor or array whose number of elements is not one.
     """
     for name, value in metrics.items():
         is_list = isinstance(value, (list, tuple)) and all(isinstance(each, (Number, Tensor)) for each in value)
@@ -78,10 +78,10 @@ def loggable(metrics: Mapping[str, Any]) -> Collection[Any]:
 
 
 def check_parts(plan: Plan) -> None:
-    """Check the user's parts in a plan; called before the Engine changes any part.
+    """Check the user-defined parts in a plan; called before the Engine changes a part.
 
     Raises:
-        ConfigurationError: a part overrides a method that would never be called.
+        ConfigurationError: a part overrides a method that an Engine never calls.
     """
     given, cls = plan.strategy, plan.strategy_class
     if cls.facts.engine_verbs is None:
@@ -112,7 +112,7 @@ def verbs_of(strategy: Strategy) -> verbs.Verbs:
 
 
 def strategy_of(plan: Plan) -> Strategy:
-    """Return the strategy of a plan: the user's own, or a new one."""
+    """Return the user's strategy object, or create the strategy that the plan describes."""
     tell_rank()
     if isinstance(plan.strategy, Strategy):
         return plan.strategy
@@ -122,7 +122,7 @@ def strategy_of(plan: Plan) -> Strategy:
 
 
 def bind_device(plan: Plan) -> None:
-    """Pass the plan's device to its accelerator and precision, and record whether copies to the device must block."""
+    """Pass the plan's device to the accelerator and the precision. Record whether copies to the device must block."""
     accelerator = plan.accelerator
     accelerator.first_device = plan.devices[0]
     plan.precision.device_type = accelerator.autocast_device_type
@@ -134,7 +134,8 @@ def launcher_of(plan: Plan) -> Launcher:
     """Return the launcher of a plan.
 
     Raises:
-        ConfigurationError: a user's launcher does not work here, or overrides a method that would never be called.
+        ConfigurationError: a user-defined launcher does not work in a notebook, or overrides a method that is never
+            called.
     """
     if plan.start_method is None:
         return external.ExternalLauncher()

@@ -1,4 +1,4 @@
-"""The part of an Engine that starts the processes of a job, communicates, and reports uncaught exceptions."""
+"""The part of an Engine that starts a job's processes, communicates between them, and reports uncaught exceptions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ R = TypeVar("R")
 
 
 class RankFacts:
-    """Ranks and sizes of the job as properties, for classes with a ``strategy``: the Engine and the Trainer."""
+    """The ranks and sizes of the job as properties, for the Engine and the Trainer, which have a ``strategy``."""
 
     strategy: Strategy
 
@@ -44,20 +44,21 @@ class RankFacts:
     is_global_zero: bool = reads("strategy.is_global_zero", "Whether this process is global rank 0.")
 
     def print(self, *args: Any, **kwargs: Any) -> None:
-        """``print`` on global rank 0 only."""
+        """Call ``print`` on global rank 0 only."""
         if self.is_global_zero:
             print(*args, **kwargs)
 
 
 class Ranks(RankFacts):
-    """The part of an Engine that starts processes and communicates. With one process, nothing is exchanged.
+    """The part of an Engine that starts processes and communicates between them.
 
     Attributes:
-        plan: contains the number of processes and the launcher.
+        plan: the resolved plan, with the number of processes and the start method.
         strategy: provides the ranks and the collectives.
-        launcher: starts the processes, unless another program has already started them.
-        stall_timeout_s: the number of seconds in a collective after which a report names the missing processes;
-            ``None``: no report. Set this before :meth:`launch`. No effect with one process.
+        launcher: the object that starts the processes, unless another program has already started them.
+        stall_timeout_s: if a collective takes longer than this number of seconds, a report names the processes that are
+            missing in it; ``None``: no report. Set this attribute before :meth:`launch`. With one process, the
+            attribute has no effect.
     """
 
     plan: Plan
@@ -74,14 +75,14 @@ class Ranks(RankFacts):
     # ---- start ---------------------------------------------------------------------------------------------------
 
     def launch(self, function: Callable[..., R] | None = None, *args: Any, **kwargs: Any) -> R | None:
-        """Start the processes that this engine needs, and make the engine's device the current one in each process.
+        """Start the processes of this engine. In each process, make the engine's device the current device.
 
         Args:
-            function: the function to run in each process, called with this engine and ``args``; ``None``: the program
-                continues, which is possible only with one process, or if a launcher has started all processes.
+            function: a function that each process calls with this engine and ``args``. ``None``: the program continues,
+                which is possible only with one process, or if another program has started all processes.
 
         Returns:
-            The result of ``function``; if this call has started processes, a copy of rank 0's result.
+            The result of ``function``. If this call has started processes, the result is a copy of rank 0's result.
 
         Raises:
             ConfigurationError: ``function`` is missing, or does not accept the engine.
@@ -95,7 +96,7 @@ class Ranks(RankFacts):
         if function is not None:
             return self.start(_begun, self, function, args, kwargs)
         if self.launcher.reruns_program:
-            self.launcher.launch(type(self).launch)  # does not return
+            self.launcher.launch(type(self).launch)  # runs the program again; does not return
         if not self.launcher.is_external:
             raise WrongTypeError(
                 f"Engine.launch() would start {self.plan.num_processes} processes by {self.plan.start_method!r}, and "
@@ -106,11 +107,11 @@ class Ranks(RankFacts):
         return None
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """The program, which a subclass defines. A call of ``run`` first starts the processes."""
+        """Run the program; defined by a subclass. A call of ``run`` first starts the processes."""
         raise NotImplementedError(f"{type(self).__name__} has no method run. Define one, or use Engine.launch(main).")
 
     def start(self, function: Callable[..., R], *args: Any, **kwargs: Any) -> R:
-        """Call ``function`` on every rank of the job; this process may or may not be one of the ranks."""
+        """Call ``function`` on every rank of the job. This process itself need not be a rank."""
         if self.launcher.is_external:
             return function(*args, **kwargs)
         try:
@@ -149,15 +150,15 @@ class Ranks(RankFacts):
         return self.strategy.broadcast(obj, src)
 
     def all_gather(self, data: Any, group: Any = None, sync_grads: bool = False) -> Any:
-        """Gather every rank's tensors and numbers, stacked to ``(world_size, ...)``.
+        """Gather the tensors and numbers of all ranks, stacked to the shape ``(world_size, ...)``.
 
-        With one process nothing is stacked: a tensor is returned unchanged, a number as a scalar tensor.
+        With one process, there is no new dimension. A tensor is returned unchanged, and a number as a scalar tensor.
 
         Args:
             data: a tensor, a number, or a tree of them; a number becomes a tensor on the device. Other leaves are
                 returned unchanged.
             group: the participating processes; ``None``: all.
-            sync_grads: whether a backward pass sends the gradient of each slice to the rank from which it came.
+            sync_grads: whether a backward pass sends each slice's gradient to the rank from which the slice came.
         """
         return gathered(self.strategy, data, group, sync_grads)
 
@@ -196,14 +197,14 @@ class Ranks(RankFacts):
             self.barrier()
         try:
             yield
-        finally:  # also after an exception, so that the other ranks do not wait for this one
+        finally:  # also after an exception, because the other ranks wait
             if first:
                 self.barrier()
-            self.barrier()  # no rank continues while another rank is still in the block
+            self.barrier()  # wait until all ranks have left the block
 
 
 def gathered(strategy: Strategy, data: Any, group: Any, sync_grads: bool) -> Any:
-    """Return the tree ``data`` with each tensor and number gathered over the ranks; see :meth:`Ranks.all_gather`."""
+    """Gather each tensor and number of the tree ``data`` over the ranks; see :meth:`Ranks.all_gather`."""
 
     def gather(leaf: Any) -> Any:
         leaf = as_tensor(leaf, strategy.root_device)
@@ -213,8 +214,8 @@ def gathered(strategy: Strategy, data: Any, group: Any, sync_grads: bool) -> Any
 
 
 def _as_rank(engine: Ranks, function: Callable[..., R], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> R:
-    """Run ``function`` in a process that a launcher has started, with the engine that was sent to the process."""
-    engine.launcher = external.ExternalLauncher()  # this process was started, so it starts no further processes
+    """Run ``function`` in a process that a launcher has started; ``engine`` is a copy that was sent to this process."""
+    engine.launcher = external.ExternalLauncher()  # this process starts no further processes
     engine.strategy.set_ranks(engine.plan.environment, engine.plan.num_nodes)
     result = function(*args, **kwargs)
     engine.strategy.leave_process_group()
@@ -231,7 +232,7 @@ def _begun(engine: Ranks, function: Callable[..., R], args: tuple[Any, ...], kwa
 
 
 def _launching(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a subclass's ``run``, so that a call starts the processes, unless they have already been started."""
+    """Wrap a subclass's ``run``, so that a call starts the processes if they were not started before."""
 
     @functools.wraps(run)
     def launched(self: Ranks, *args: Any, **kwargs: Any) -> Any:
@@ -244,19 +245,20 @@ def _launching(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _report_uncaught() -> None:
-    """From now on, report an exception that ends this process to the other ranks and in the job's report.
+    """Install a hook for exceptions that end this process. The hook reports an exception to the other ranks and in the
+    job's report.
 
-    The Trainer does the same for its runs (trainer/shown.py). The report takes no time in a step.
+    For runs of the Trainer, ``trainer/shown.py`` reports such exceptions.
     """
     if (sheet := board.own_sheet()) is not None:
         sheet.words[board.ENGINE] = 1
-        atexit.register(sheet.words.__setitem__, board.STALL, 0)  # else a normal end would count as a failure
+        atexit.register(sheet.words.__setitem__, board.STALL, 0)  # a normal end is not a failure
     cut_tracebacks(_tell)
 
 
 @contextmanager
 def _reporting() -> Iterator[None]:
-    """Context around a function that every rank runs, which reports an exception of the function."""
+    """Context that reports an exception of the function that every rank runs inside the context."""
     waiting.begin_run()
     if (sheet := board.own_sheet()) is not None:
         sheet.forget_failure()

@@ -1,4 +1,4 @@
-"""Save named objects and values in one file, for :meth:`drivetrain.Engine.save` and ``load``."""
+"""Convert named objects and values to the content of one file and back, for ``Engine.save`` and ``Engine.load``."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class States(Protocol):
     """How a strategy saves and loads the states of modules and optimizers.
 
     Attributes:
-        loads_modules, loads_optimizers: whether the strategy overrides how these states are loaded, so that it decides
-            itself which states fit.
+        loads_modules, loads_optimizers: whether the strategy overrides the loading of these states. If so, the strategy
+            itself checks whether a state fits.
     """
 
     @property
@@ -59,12 +59,12 @@ class States(Protocol):
 
 
 def of(state: Mapping[str, Any], filters: Filters, states: States) -> dict[str, Any]:
-    """Return ``state`` as plain data: the strategy's states of modules and optimizers, the ``state_dict`` of other
-    objects, and other values unchanged.
+    """Return ``state`` as plain data. The strategy returns the states of modules and optimizers. Other objects with a
+    ``state_dict`` are replaced by its result. Other values are unchanged.
 
     Raises:
         CheckpointError: an entry cannot be stored as plain data.
-        ConfigurationError: ``state`` is not a dictionary, or has no dictionary under the name of a filter.
+        ConfigurationError: ``state`` is not a dictionary, or the entry for a filter is missing or not a dictionary.
     """
     if not isinstance(state, Mapping):
         raise wrong_argument("save", state, "state")
@@ -96,9 +96,9 @@ def of(state: Mapping[str, Any], filters: Filters, states: States) -> dict[str, 
 
 
 def into(state: Any, checkpoint: Any, strict: bool, path: str, states: States) -> dict[str, Any]:
-    """Load ``checkpoint`` into the objects of ``state``; return its remaining entries.
+    """Load ``checkpoint`` into the objects of ``state``; return the checkpoint's remaining entries.
 
-    All states are checked before the first is loaded, so that a failure changes nothing.
+    The function checks all states before it loads the first state, so that a failure leaves all objects unchanged.
 
     Raises:
         CheckpointError: a state does not fit.
@@ -149,11 +149,11 @@ def _restore(
     strict: bool,
     states: States,
 ) -> None:
-    """Load each object's state. If this fails for an object, restore the objects that were loaded before it.
+    """Load each object's state. If one object fails, restore the old states of the objects loaded before.
 
-    Modules and optimizers are loaded last, and their old states are not copied, because their new states were already
-    checked. A precision is loaded before them, because only its own code can detect that its state is damaged, and once
-    more after them, as in a Trainer.
+    Modules and optimizers are loaded last. Their old states are not copied, because their new states were already
+    checked. A precision is loaded before modules and optimizers, because only the precision itself can detect that its
+    state is damaged. A Trainer loads the precision after modules and optimizers, so the precision is loaded again then.
     """
     late = (Precision, Optimizer, nn.Module)
     names = sorted(pairs, key=lambda name: [isinstance(pairs[name][0], kind) for kind in reversed(late)])
@@ -177,9 +177,9 @@ def _restore(
 
 
 def parts(state: Mapping[str, Any]) -> tuple[nn.Module | None, list[Optimizer]]:
-    """Return the module and the optimizers of ``state``, which a precision needs for its own state.
+    """Return the module and the optimizers of ``state``, which a precision needs to save and load its state.
 
-    Several modules become the children of one module, under their names in ``state``.
+    If there are several modules, they become children of a new module, under their names in ``state``.
     """
     modules = {name: original(value) for name, value in state.items() if isinstance(value, nn.Module)}
     optimizers = [unwrapped(value) for value in state.values() if isinstance(value, Optimizer)]
@@ -191,7 +191,7 @@ def parts(state: Mapping[str, Any]) -> tuple[nn.Module | None, list[Optimizer]]:
 
 
 def wrong_argument(method: str, given: Any, name: str) -> WrongTypeError:
-    """Return the error for a path or a state of a wrong type that was passed to an Engine's ``save`` or ``load``."""
+    """Return the error for a path or state with a wrong type in a call of ``Engine.save`` or ``Engine.load``."""
     return WrongTypeError(
         f"Engine.{method} got {described(given)} as the {name}. Pass the path first, and then a dictionary with a name "
         f'for each object: engine.{method}("state.ckpt", {{"model": model}}).'
@@ -199,13 +199,13 @@ def wrong_argument(method: str, given: Any, name: str) -> WrongTypeError:
 
 
 def original(module: nn.Module) -> nn.Module:
-    """Return the original module behind a wrapper; an unwrapped module is returned unchanged."""
+    """Return the original module behind an EngineModule. Return any other module unchanged."""
     return module.module if isinstance(module, EngineModule) else module
 
 
 def _check_fits(module: nn.Module, weights: Any, strict: bool, where: str) -> None:
     if any(hooks_before_loading(child) for child in module.modules()):
-        return  # pre-hooks may rename entries, so only torch can check the names
+        return  # such hooks may rename entries: torch checks the names
     own = module.state_dict()
     missing = [key for key in own if key not in weights]
     unexpected = [key for key in weights if key not in own]

@@ -1,4 +1,4 @@
-"""The part of an Engine that saves the state of a program to files, and loads it."""
+"""The part of an Engine that saves the state of a program to files, and loads the state."""
 
 from __future__ import annotations
 
@@ -27,20 +27,21 @@ class StateFiles(Ranks):
         state: Mapping[str, Any],
         filter: Mapping[str, Callable[[str, Any], bool]] | None = None,
     ) -> None:
-        """Write ``state`` to ``path``, atomically and durably; every process must call this.
+        """Write ``state`` to ``path``, atomically and durably. Every process must call this method.
 
-        A CheckpointIO may write in the background. Then :meth:`load` and :meth:`teardown` wait until the file is
-        completely written.
+        A CheckpointIO may write in the background. If so, :meth:`load` and :meth:`teardown` wait until the file is
+        complete.
 
         Args:
             path: the file.
             state: a dictionary with modules, optimizers, other objects with ``state_dict``, and plain data.
-            filter: for a name in ``state``, a function ``(key, value) -> bool`` that tells which entries of its state
-                dict to keep.
+            filter: functions ``(key, value) -> bool`` by names in ``state``. A function returns whether to save an
+                entry of the state dict of this name.
 
         Raises:
-            CheckpointError: the file could not be written, or an entry is not plain data; nothing on disk was changed.
-            ConfigurationError: ``filter`` has a name that is not in ``state``, or whose state is not a dictionary.
+            CheckpointError: the file could not be written, or an entry is not plain data. No file on disk has changed.
+            ConfigurationError: ``filter`` has a name that is not in ``state``, or a name whose state is not a
+                dictionary.
         """
         self._verbs.save(path, state, filter or {})
         self.barrier("Engine.save")
@@ -53,21 +54,21 @@ class StateFiles(Ranks):
         *,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
-        """Read a file that :meth:`save` has written, and restore the objects in ``state`` from it.
+        """Read a file that :meth:`save` has written, and restore the objects in ``state``.
 
         Args:
             path: the file.
-            state: modules, optimizers and other stateful objects, which are restored in place; any other entry is
-                replaced by the value in the file. ``None``: nothing is restored.
+            state: a dictionary with modules, optimizers and other objects with ``load_state_dict``, which are restored
+                in place. Any other value is replaced by the value in the file. ``None``: no object is restored.
             strict: whether the file must contain every name of ``state``, and every parameter of its modules.
-            weights_only: ``None`` or True reads only plain data. False unpickles everything in the file, which can run
-                any code: use it only for files that you trust.
+            weights_only: ``None`` or True: only plain data is read. False: the complete file is unpickled, which can
+                run code. Write False only for files that you trust.
 
         Returns:
             The entries of the file that are not in ``state``.
 
         Raises:
-            CheckpointError: the file does not exist, is damaged, or does not fit; nothing was restored.
+            CheckpointError: the file does not exist, is damaged, or does not fit. No object was restored.
         """
         self._wait_for(path)
         return self._verbs.load(path, state, strict, weights_only)
@@ -80,7 +81,8 @@ class StateFiles(Ranks):
         *,
         weights_only: bool | None = None,
     ) -> None:
-        """Load a plain state dict, as ``torch.save(model.state_dict(), path)`` writes it, into ``obj``.
+        """Load a plain state dict into ``obj``, such as a file that ``torch.save(model.state_dict(), path)`` has
+        written.
 
         Args:
             path: the file.

@@ -1,4 +1,6 @@
-"""Compute the throughput of a loop: samples, batches and operations per second, and the share of the device's peak."""
+"""Compute the throughput of a loop: samples, batches and operations per second, and the fraction of the device's
+peak.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,15 @@ class Throughput:
     """Computes rates, such as samples per second, over the last updates.
 
     ``compute`` returns ``device/batches_per_sec`` and ``device/samples_per_sec``. If ``update`` gets lengths, the
-    result also contains ``device/items_per_sec``; with operations, also ``device/flops_per_sec`` and ``device/mfu``,
-    the share of ``available_flops``. With several devices, the names without ``device/`` are the rates of all devices
-    together; there is no such ``mfu``. The totals ``time``, ``batches``, ``samples`` and ``lengths`` are returned, too.
+    result also contains ``device/items_per_sec``. If ``update`` gets operations (``flops``), the result also contains
+    ``device/flops_per_sec`` and ``device/mfu``, the fraction of ``available_flops``. With several devices, the result
+    also contains the rates of all devices together, except ``mfu``, under names without ``device/``. The result also
+    contains the totals ``time``, ``batches``, ``samples`` and ``lengths``.
 
     Args:
-        available_flops: the peak of one device in operations per second.
+        available_flops: the peak performance of one device in operations per second.
         world_size: the number of devices.
-        window_size: the number of updates over which rates are computed.
+        window_size: the number of last updates over which rates are computed.
         separator: the string between "device" and the name of a rate.
 
     Raises:
@@ -55,10 +58,10 @@ class Throughput:
         """Add an update.
 
         Args:
-            time: seconds since the start. Synchronise the device before you read the clock, because the device
+            time: the seconds since the start. Synchronise the device before you read the clock, because the device
                 works asynchronously.
-            batches, samples, lengths: totals so far, on this device.
-            flops: operations of this device since the last update.
+            batches, samples, lengths: the totals on this device since the start.
+            flops: the number of operations on this device since the last update.
 
         Raises:
             ConfigurationError: a total is smaller than at the last update.
@@ -75,7 +78,7 @@ class Throughput:
         self._updates.append(new)
 
     def compute(self) -> dict[str, int | float]:
-        """Return rates and totals; before the second update, only totals."""
+        """Return rates and totals. Before the second update, return only totals."""
         if not self._updates:
             return {}
         first, last = self._updates[0], self._updates[-1]
@@ -106,7 +109,7 @@ class Throughput:
 
 
 class EngineThroughput(Throughput):
-    """Throughput of your own loop, logged by an Engine's loggers.
+    """Computes the throughput of your own loop, and logs it with an Engine's loggers.
 
     Args:
         engine: the Engine, whose devices, precision and loggers are used.
@@ -122,7 +125,9 @@ class EngineThroughput(Throughput):
         self._step = -1
 
     def compute_and_log(self, step: int | None = None, **kwargs: Any) -> dict[str, int | float]:
-        """Log the result of ``compute``, and return it. With ``step=None``, the step is the number of earlier calls."""
+        """Log and return the result of ``compute``. If ``step`` is ``None``, the step is one more than in the last
+        call.
+        """
         self._step = self._step + 1 if step is None else step
         found = self.compute(**kwargs)
         self._engine.log_dict(found, step=self._step)
@@ -130,7 +135,7 @@ class EngineThroughput(Throughput):
 
 
 def compute_dtype(precision: Any) -> torch.dtype:
-    """Return the dtype in which most operations run with this ``precision``."""
+    """Return the dtype of most operations in this ``precision``."""
     name = str(precision.name)
     if name.startswith("bf16") or "transformer-engine" in name:
         return torch.bfloat16

@@ -1,7 +1,7 @@
-"""Call a strategy's methods for an Engine: for the modules, optimizers, loaders and checkpoints of a user's loop.
+"""Call a strategy's methods for an Engine, with the modules, optimizers, loaders and checkpoints of a user's loop.
 
-If the strategy does not override a method, the Engine runs torch's operation directly. An override may be on the class
-or on the instance, and may be set after the set-up.
+If the strategy does not override a method, the Engine runs torch's operation directly. User code can override a method
+in a class or on an instance, also after the set-up.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.strategies import familiar, rank_files
 from drivetrain.strategies.strategy import Strategy
 
-_RANK_STATE = "drivetrain_rank_state"  # entry: the strategy's state of one rank, by module
-_PRECISION = "drivetrain_precision"  # entry: the precision's state; its class's name is appended
-_RANK_FILES = "drivetrain_rank_files"  # entry: the files of the ranks from 1 on
+_RANK_STATE = "drivetrain_rank_state"  # entry: the strategy's ``rank_state`` of one rank, by module
+_PRECISION = "drivetrain_precision"  # entry: the precision's state; a class name is appended
+_RANK_FILES = "drivetrain_rank_files"  # entry: the files of all ranks except rank 0
 
 
 class Verbs:
@@ -43,14 +43,15 @@ class Verbs:
         strategy: the Engine's strategy.
 
     Attributes:
-        backward: the strategy's method, called with a loss and a model or ``None``; ``None`` if ``loss.backward()`` is
-            enough.
-        batch_to_device: the strategy's method; ``None`` if it is not overridden.
-        modules: each module that was set up, with a weak reference to the strategy's wrapper of it.
+        backward: the strategy's method, whose arguments are a loss, and a model or ``None``. The attribute is ``None``
+            if ``loss.backward()`` is enough.
+        batch_to_device: the strategy's method; ``None`` if the strategy does not override it.
+        modules: pairs of a module that was set up and a weak reference to the strategy's wrapper.
     """
 
     takes_prepared = False
-    """Whether the strategy's methods get the modules that the strategy has prepared, or the user's modules."""
+    """True: the strategy's methods get the modules that the strategy has prepared. False: they get the user's modules.
+    """
 
     backward: Callable[..., Any] | None
     batch_to_device: Callable[..., Any] | None
@@ -60,23 +61,25 @@ class Verbs:
         self.modules: list[tuple[nn.Module, ReferenceType[nn.Module]]] = []
         self._handles: WeakSet[OptimizerHandle] = WeakSet()
         self._steps_through_handle = False
-        # a weak reference, because a cycle would keep models and the process group alive until garbage collection
+        # a weak reference, because a reference cycle would keep models and the process group until garbage collection
         bind = WeakMethod(self.bind)
         strategy.driver.rebind = lambda: None if (again := bind()) is None else again()
         self.bind()
 
     def __reduce__(self) -> Any:
-        return type(self), (self.strategy,)  # another process sets up its own modules
+        return type(self), (self.strategy,)  # each process sets up its own modules
 
     def __deepcopy__(self, memo: Any) -> Verbs:
-        return self  # a copied loader still moves batches through this object
+        return self  # a copied loader still calls this object
 
     def overridden(self, *names: str) -> bool:
         """Return whether the strategy overrides any of these methods."""
         return any(overrides(self.strategy, name, Strategy) for name in names)
 
     def bind(self) -> None:
-        """Look up the methods that a step calls; called again when user code replaces a method of the strategy."""
+        """Look up the strategy's methods that a step calls; called again after user code has replaced a method of the
+        strategy.
+        """
         strategy = self.strategy
         self.backward = None if familiar.differentiates_plainly(strategy) else strategy.backward
         self.batch_to_device = strategy.batch_to_device if self.overridden("batch_to_device") else None
@@ -85,7 +88,7 @@ class Verbs:
             handle.bind(self._known_step(plain), self._zero_grad(plain))
 
     def start_store(self) -> None:
-        """Start the process that writes in the background, so that its problems are logged before training."""
+        """Start the background process that writes checkpoints, so that problems with it are logged before training."""
         if (background := background_of(self.strategy.checkpoint_io)) is not None:
             background.start()
 
@@ -94,7 +97,7 @@ class Verbs:
     def set_up(
         self, module: nn.Module, optimizers: Sequence[Optimizer], scheduler: Any, move_to_device: bool
     ) -> tuple[nn.Module, list[Optimizer], Any]:
-        """Return the strategy's prepared module, optimizers and scheduler."""
+        """Let the strategy prepare the module, the optimizers and the scheduler, and return the prepared objects."""
         for part, contract in ((self.strategy, "Strategy"), (self.strategy.precision_plugin, "Precision")):
             if not is_own_class(type(part)):
                 warn_of_uncalled(type(part), contract, "Engine")
@@ -105,15 +108,17 @@ class Verbs:
         return prepared, list(optimizers), scheduler
 
     def exposed(self, module: nn.Module, prepared: nn.Module) -> nn.Module:
-        """Return the module that the program sees: ``prepared`` if its parameters differ from those of ``module``."""
+        """Return the module that the program sees: ``prepared`` if the parameters of ``prepared`` and ``module``
+        differ, else ``module``.
+        """
         return module if _ids(module.parameters()) == _ids(prepared.parameters()) else prepared
 
     def set_up_optimizer(self, optimizer: Optimizer) -> Optimizer:
-        """Return the strategy's prepared optimizer, for an optimizer that is set up without its module."""
+        """Let the strategy prepare an optimizer that is set up without its module, and return the optimizer."""
         return optimizer
 
     def handle(self, optimizer: Optimizer) -> OptimizerHandle:
-        """Wrap an optimizer so that its step uses precision and strategy.
+        """Wrap an optimizer, so that its step uses the precision and the strategy.
 
         Raises:
             ConfigurationError: the precision scales the loss, and the optimizer evaluates the loss several times per
@@ -128,7 +133,7 @@ class Verbs:
         handle = OptimizerHandle(optimizer)
         handle.bind(self._known_step(optimizer), self._zero_grad(optimizer))
         if precision.scales_loss:
-            refuse = WeakMethod(self._refuse_direct_step)  # a weak reference, as in the constructor
+            refuse = WeakMethod(self._refuse_direct_step)  # weak, because a reference cycle keeps models in memory
             optimizer.register_step_pre_hook(lambda *given: None if (own := refuse()) is None else own(*given))
         self._handles.add(handle)
         return handle
@@ -142,9 +147,9 @@ class Verbs:
         return lambda optimizer, closure, kwargs: step(optimizer, closure, **kwargs)
 
     def _known_step(self, optimizer: Optimizer) -> TakeStep | None:
-        """Return the function that :meth:`_take_step` returns. If the precision scales the loss, wrap this function, so
-        that the gradients are unscaled first and ``_steps_through_handle``, which :meth:`_refuse_direct_step` checks,
-        is set.
+        """Return the function that :meth:`_take_step` returns. If the precision scales the loss, the function is
+        wrapped. The wrapper first unscales the gradients, and sets ``_steps_through_handle``, which
+        :meth:`_refuse_direct_step` checks.
         """
         step, precision = self._take_step(optimizer), self.strategy.precision_plugin
         if step is None or not precision.scales_loss:
@@ -192,13 +197,13 @@ class Verbs:
         return zero_grad
 
     def process(self, loader: Any) -> Any:
-        """Return the loader, or what the strategy replaces it with."""
+        """Return the loader, or the loader with which the strategy replaces it."""
         return self.strategy.process_dataloader(loader) if self.overridden("process_dataloader") else loader
 
     # ---- one step ------------------------------------------------------------------------------------------------
 
     def to_device(self, obj: Any) -> Any:
-        """Return a batch on the strategy's device; a module is moved in place."""
+        """Return a batch on the strategy's device. If ``obj`` is a module, move it in place."""
         device, own = self.strategy.root_device, self.batch_to_device
         return move(obj, device) if own is None or isinstance(obj, nn.Module) else own(obj, device)
 
@@ -215,7 +220,9 @@ class Verbs:
 
     @contextmanager
     def module_context(self, empty_init: bool | None) -> Iterator[None]:
-        """Context in which new layers are created on the device and in the precision; ``empty_init``: uninitialized."""
+        """Context in which new layers are created on the device and in the precision, uninitialized if
+        ``empty_init``.
+        """
         precision, drawn = self.strategy.precision_plugin, NoInit() if empty_init else nullcontext()
         with self.tensor_context(), precision.module_init_context() or nullcontext(), drawn:
             yield
@@ -223,22 +230,22 @@ class Verbs:
     @contextmanager
     def tensor_context(self) -> Iterator[None]:
         """Context in which new tensors are created on the device and in the precision."""
-        # an override may return no context
+        # an override may return None
         precision = self.strategy.precision_plugin.tensor_init_context() or nullcontext()
         with self.strategy.tensor_init_context(), precision:
             yield
 
     def sharded_context(self) -> AbstractContextManager[Any]:
-        """Context in which the strategy may shard layers as they are created."""
+        """Context in which the strategy can shard new layers."""
         return self.strategy.model_sharded_context()
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path, state: Mapping[str, Any], filters: snapshots.Filters) -> None:
-        """Write ``state`` to ``path``, with the strategy's states of its modules and optimizers.
+        """Write ``state`` to ``path``. The strategy returns the states of modules and optimizers.
 
-        The file also contains the precision's state. If the strategy has states of its own for each rank, each rank
-        writes its state.
+        The file also contains the precision's state. If the strategy overrides ``rank_state``, each rank writes its
+        state into a separate file.
         """
         snapshot = snapshots.of(self._with_precision(state), filters, self)
         if not snapshot.get(self._precision_entry, True):  # most precisions have no state
@@ -247,7 +254,7 @@ class Verbs:
         if own := self._rank_states(state) if keeps else {}:
             snapshot[_RANK_STATE] = own
         if keeps and self.strategy.world_size > 1:
-            self.strategy.barrier("Engine.save")  # if a rank calls something else, an error names this barrier
+            self.strategy.barrier("Engine.save")  # if a rank makes another call, the error names this barrier
             if any(self.strategy.world.gather_objects(bool(own))):
                 part = {_RANK_STATE: own}
                 rank_files.save(self.strategy, snapshot, part, path, waits=False, listed=_RANK_FILES)
@@ -269,7 +276,9 @@ class Verbs:
         return {name: value for name, value in rest.items() if not str(name).startswith(f"{_PRECISION}.")}
 
     def _with_precision(self, state: Any) -> Any:
-        """Return ``state``; add the precision if ``state`` contains optimizers and does not contain the precision."""
+        """Return ``state``. If ``state`` contains optimizers, but not the precision, the result also contains the
+        precision.
+        """
         precision = self.strategy.precision_plugin
         values = list(state.values()) if isinstance(state, Mapping) else ()
         if not any(isinstance(each, Optimizer) for each in values) or any(each is precision for each in values):
@@ -281,7 +290,7 @@ class Verbs:
         return f"{_PRECISION}.{type(self.strategy.precision_plugin).__qualname__}"
 
     def _rank_states(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the strategy's state of this rank for each module of ``state`` that was set up."""
+        """Return this rank's ``rank_state`` of the strategy for each module of ``state`` that was set up."""
         states = {}
         for name, module in self._set_up_of(state).items():
             if kept := self.strategy.rank_state(module):
@@ -289,10 +298,10 @@ class Verbs:
         return states
 
     def _own_part(self, held: Mapping[str, Any], path: str, strict: bool, weights_only: bool | None) -> Any:
-        """Return the result of :meth:`_rank_states` that was saved for this rank; every rank must call this.
+        """Return the result of :meth:`_rank_states` that was saved for this rank. Every rank must call this method.
 
         Raises:
-            CheckpointError: ``strict`` is true, and a rank's file is missing or damaged; raised on every rank.
+            CheckpointError: ``strict`` is true, and a rank's file is missing or damaged. Every rank raises the error.
         """
         strategy, listed, own, failure = self.strategy, held.get(_RANK_FILES, ()), held.get(_RANK_STATE, {}), None
         if (saved_by := rank_files.saved_by(listed)) != strategy.world_size:
@@ -333,18 +342,20 @@ class Verbs:
         snapshots.into({"object": obj}, held, strict, str(path), self)
 
     def prepared(self, module: nn.Module) -> nn.Module:
-        """Return the strategy's wrapper of a module that was set up; return any other module unchanged."""
+        """If ``module`` was set up, return the strategy's wrapper. Return any other module unchanged."""
         found = next((prepared() for known, prepared in self.modules if known is module), None)
         return module if found is None else found
 
     @property
     def loads_modules(self) -> bool:
-        """Whether the strategy overrides how a module loads its state, so that it decides which states fit."""
+        """Whether the strategy overrides the loading of a module's state, and so checks itself whether a state fits."""
         return self.overridden("load_module_state", "load_model_state_dict")
 
     @property
     def loads_optimizers(self) -> bool:
-        """Whether the strategy overrides how an optimizer loads its state, so that it decides which states fit."""
+        """Whether the strategy overrides the loading of an optimizer's state, and so checks itself whether a state
+        fits.
+        """
         return self.overridden("load_optimizer_states", "load_optimizer_state_dict")
 
     def module_state(self, module: nn.Module) -> dict[str, Any]:
@@ -364,7 +375,7 @@ class Verbs:
         familiar.load_optimizer_state(self.strategy, optimizer, self._module_of(optimizer), state)
 
     def _module_of(self, optimizer: Optimizer) -> nn.Module | None:
-        """Return the module whose parameters the optimizer has, if that module was set up."""
+        """Return a module that was set up and that has a parameter of the optimizer; else ``None``."""
         stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         return next((module for module, _ in self.modules if not stepped.isdisjoint(_ids(module.parameters()))), None)
 

@@ -1,4 +1,4 @@
-"""Start a process that watches the ranks of a job, if drivetrain's launcher does not already watch them."""
+"""Start a process that watches the ranks of a job, unless drivetrain's launcher already watches the ranks."""
 
 from __future__ import annotations
 
@@ -16,25 +16,26 @@ from drivetrain.launchers.board import FOLDER, STALL, Board, Sheet, join_board, 
 from drivetrain.launchers.folder import hold, sweep
 from drivetrain.launchers.launcher import LAUNCHER
 
-_MEETING_S = 30.0  # local rank 0 must create the board within so many seconds
+_MEETING_S = 30.0  # seconds in which local rank 0 must create the board
 
 
 def begin(
     strategy: Any, starts_elsewhere: bool, run_folder: Callable[[], Any], stall_timeout_s: float | None
 ) -> Sheet | None:
-    """Let a process watch this rank; return the rank's sheet, a part of the memory that both processes share.
+    """Let a process watch this rank. Return the rank's sheet (memory that both processes share).
 
     To end the watching, set the sheet's entry ``STALL`` to 0.
 
     Args:
         strategy: provides the ranks.
-        starts_elsewhere: whether a cluster or another program has started the processes.
-        run_folder: returns the folder into which the watching process writes stacks.
-        stall_timeout_s: seconds in a collective after which a rank is reported; ``None``: nothing is watched.
+        starts_elsewhere: whether another program, such as a cluster's, has started the processes.
+        run_folder: a function that returns the folder into which the watching process writes stacks.
+        stall_timeout_s: if a rank is in a collective for longer than these seconds, it is reported; ``None``: the rank
+            is not watched.
     """
     if not stall_timeout_s or (sheet := join(strategy, starts_elsewhere)) is None:
         return None
-    with suppress(OSError):  # the folder is gone: the launching process was killed, or a clean-up removed it
+    with suppress(OSError):  # the folder may have been removed
         if sheet.local_rank == 0:
             sheet.note_run_folder(str(run_folder()))
         stacks.listen(sheet.folder, sheet.local_rank)
@@ -43,23 +44,23 @@ def begin(
 
 
 def join(strategy: Any, starts_elsewhere: bool) -> Sheet | None:
-    """Return this rank's sheet: its part of the board, the memory that ranks share with the process that watches them.
+    """Return this rank's sheet: its part of the board (memory that ranks share with the process that watches them).
 
-    If there is no board, local rank 0 creates one and starts a watching process. The result is ``None`` if a launcher
-    of drivetrain has started the ranks without a board (torch_xla, or Ray on machines other than the program's), if
-    the processes have no common store, or if the system does not support watching.
+    If there is no board, local rank 0 creates a board and starts a watching process. The result is ``None`` in three
+    cases: a launcher of drivetrain has started the ranks without a board (with torch_xla, or with Ray on other
+    machines), the processes have no common store, or the system does not support watching.
     """
     sheet = own_sheet()
     store: Any = strategy.world.store
     if store is None or not starts_elsewhere or LAUNCHER in os.environ or not watcher.can_watch():
         return sheet
-    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun's store survives a restart of ranks
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun keeps its store if it restarts ranks
     key = f"drivetrain/board/{restart}/{strategy.node_rank}"
     with suppress(RuntimeError, OSError, ValueError):  # a failure to watch must not end the run
         if strategy.local_rank == 0:
             try:
                 sheet = sheet or _make(strategy)
-            finally:  # even if this rank has a sheet from an earlier job, because other ranks may have none
+            finally:  # always: other ranks may have no sheet
                 store.set(key, str(sheet.folder) if sheet else "")
         elif sheet is None:
             store.wait([key], timedelta(seconds=_MEETING_S))

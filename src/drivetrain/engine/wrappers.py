@@ -1,8 +1,8 @@
-"""The wrappers that :meth:`drivetrain.Engine.setup` returns: of a module, an optimizer and a loader.
+"""The wrappers of modules, optimizers and loaders that an Engine returns.
 
-Each wrapper behaves like the wrapped object: it has the same attributes and methods, and its state dict has the same
-names. A wrapped optimizer is an instance of the optimizer's class for ``isinstance``. A wrapper takes no additional
-time if neither the strategy nor the precision needs it.
+A wrapper behaves like the wrapped object: the attributes, the methods and the names in the state dict are unchanged.
+For ``isinstance``, a wrapped optimizer has the optimizer's class. If the strategy and the precision change nothing, a
+wrapper takes no additional time.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ _STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 
 
 class Numbers(Protocol):
-    """What an :class:`EngineModule` needs of the precision and the strategy for a forward pass; an Engine implements
-    this.
+    """The members of an Engine that an :class:`EngineModule` uses in a forward pass.
 
     Attributes:
         calls_through_forward: whether the strategy works in place, through the module's ``__call__``.
@@ -56,22 +55,21 @@ class Numbers(Protocol):
 
 
 class Mover(Protocol):
-    """Provides the function with which a loader moves batches; if that is ``None``, the loader moves tensors itself."""
+    """Has the function with which a loader moves batches; ``None``: the loader moves tensors itself."""
 
     @property
     def batch_to_device(self) -> Callable[..., Any] | None: ...
 
 
 class OptimizerHandle:
-    """Wraps an optimizer, whose ``step`` and ``zero_grad`` it may replace; all other attributes are the optimizer's
-    own.
+    """Wraps an optimizer. Can replace ``step`` and ``zero_grad``; its other attributes are those of the optimizer.
 
-    For ``isinstance``, the wrapper has the optimizer's class. Schedulers accept the wrapper and the optimizer.
+    For ``isinstance``, the wrapper has the optimizer's class. Schedulers accept both the wrapper and the optimizer.
 
     Attributes:
         optimizer: the wrapped optimizer.
-        take_step: called with ``(optimizer, closure, kwargs)`` instead of the optimizer's ``step``; ``None``: not
-            replaced.
+        take_step: a function that is called with ``(optimizer, closure, kwargs)`` in place of the optimizer's ``step``;
+            ``None``: ``step`` is not replaced.
     """
 
     _OWN = frozenset({"_optimizer", "take_step", "step"})
@@ -81,16 +79,16 @@ class OptimizerHandle:
         self.bind(None, optimizer.zero_grad)
 
     def bind(self, take_step: TakeStep | None, zero_grad: Callable[..., None]) -> None:
-        """Set the functions behind ``step`` and ``zero_grad``."""
+        """Set the functions that ``step`` and ``zero_grad`` call."""
         self.take_step = take_step
-        object.__setattr__(self, "zero_grad", zero_grad)  # stored here: __getattr__ would take time in every step
+        object.__setattr__(self, "zero_grad", zero_grad)  # __getattr__ would take time in every step
 
     @property
     def __class__(self) -> type:
         return type(self._optimizer)
 
     @__class__.setter
-    def __class__(self, value: type) -> None:  # type checkers require this setter of ``__class__`` beside the getter
+    def __class__(self, value: type) -> None:  # required by type checkers
         raise TypeError("the class of a wrapped optimizer is that of its optimizer")
 
     optimizer: Optimizer = reads(
@@ -98,8 +96,8 @@ class OptimizerHandle:
     )
 
     def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
-        """Step the optimizer; return the result of ``closure``, which recomputes the loss. ``kwargs`` go to the
-        optimizer.
+        """Step the optimizer, and return the result of ``closure``, which computes the loss again. ``kwargs`` are
+        passed to the optimizer's ``step``.
         """
         if self.take_step is None:
             return self._optimizer.step(closure, **kwargs) if closure else self._optimizer.step(**kwargs)
@@ -107,7 +105,7 @@ class OptimizerHandle:
 
     def __getattr__(self, name: str) -> Any:
         if name in self._OWN:
-            raise AttributeError(name)  # missing while this object is being copied
+            raise AttributeError(name)  # there are no attributes yet during a copy
         return getattr(self._optimizer, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -136,14 +134,14 @@ def requires_closure(optimizer: Optimizer) -> bool:
 class EngineModule(nn.Module):
     """A module whose ``forward`` runs in the engine's precision and through the strategy's wrapper.
 
-    The wrapper shares its parameters, buffers and children with the original, under the original's names. Attributes
-    are set and read on the original. If the precision changes the forward pass, floating-point results are converted to
-    torch's default dtype, so that a loss is not computed in 16 bits.
+    The wrapper has the original module's parameters, buffers and children, under the original names. Other attributes
+    of the wrapper are attributes of the original module, also when they are set. If the precision changes the forward
+    pass, floating-point results are converted to torch's default dtype, so that a loss is not computed in 16 bits.
 
     Args:
-        forward_module: the strategy's wrapper of the module, or the module itself.
+        forward_module: the strategy's wrapper of the module, or the module itself if there is no wrapper.
         original: the user's module.
-        numbers: the Engine.
+        numbers: the Engine, which returns contexts and conversions.
     """
 
     def __init__(self, forward_module: nn.Module, original: nn.Module, numbers: Numbers) -> None:
@@ -158,9 +156,9 @@ class EngineModule(nn.Module):
         own["_converts"] = bool(own["_convert"] or of_users or numbers.forward_context() is not None)
         own["_convert_output"] = of_users or in_default_dtype
         if not own["_converts"]:
-            own["forward"] = forward_module.__call__  # the engine adds nothing, so call the module directly
+            own["forward"] = forward_module.__call__  # the engine adds nothing: no own forward
         own["_watch"] = _FirstCall() if own["_converts"] or forward_module is not original else None
-        # ``begin`` registers hooks; for a module that is compiled in place, torch would compile the hooks, too
+        # ``begin`` registers hooks. torch would compile these hooks if the module is compiled in place.
         if own["_watch"] is not None and compiled_call(original) is None:
             own["_watch"].begin(self, original)
 
@@ -168,12 +166,12 @@ class EngineModule(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """The original's attribute ``device`` if it has one, otherwise the device of its first parameter or buffer."""
+        """The original module's attribute ``device``; if there is none, the device of the first parameter or buffer."""
         return self._of_first_tensor("device", torch.device("cpu"))
 
     @property
     def dtype(self) -> torch.dtype:
-        """The original's attribute ``dtype`` if it has one, otherwise the dtype of its first parameter or buffer."""
+        """The original module's attribute ``dtype``; if there is none, the dtype of the first parameter or buffer."""
         return self._of_first_tensor("dtype", torch.get_default_dtype())
 
     def _of_first_tensor(self, name: str, default: Any) -> Any:
@@ -189,8 +187,8 @@ class EngineModule(nn.Module):
         convert = self._convert
         if convert is not None:
             args, kwargs = convert(args), convert(kwargs)
-        # A new context each time, because this function may be called inside itself, and an autocast object stores only
-        # one outer state.
+        # A new context in each call, because this function may call itself, and an autocast object stores only one
+        # outer state.
         context = self._numbers.forward_context()
         with context or nullcontext():
             output = call(*args, **kwargs)
@@ -199,7 +197,7 @@ class EngineModule(nn.Module):
     # ---- other entry points ------------------------------------------------------------------------------------------
 
     def mark_forward_method(self, method: str | Callable[..., Any]) -> None:
-        """Make a method of the module run like ``forward``: in the precision, and through the strategy's wrapper.
+        """Make a method of the module run as ``forward`` does: in the precision, and through the strategy's wrapper.
 
         The steps of a LightningModule are already marked.
 
@@ -207,7 +205,7 @@ class EngineModule(nn.Module):
             method: the method or its name.
 
         Raises:
-            ConfigurationError: the module has no such method, or it is ``forward``, which is always marked.
+            ConfigurationError: the module has no such method, or the method is ``forward``, which is always marked.
         """
         name = method if isinstance(method, str) else getattr(method, "__name__", None)
         found = None if name is None else getattr(self._original, name, None)
@@ -234,8 +232,8 @@ class EngineModule(nn.Module):
         return lambda *args, **kwargs: self._run(call, args, kwargs)
 
     def _watched(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that calls ``method``, and raises an error if ``method`` runs a layer, because the strategy
-        would not see the gradients.
+        """Return a function that calls ``method``. If ``method`` runs a layer, the function raises an error, because
+        the strategy's wrapper would be bypassed.
         """
         original = self._original
 
@@ -260,7 +258,7 @@ class EngineModule(nn.Module):
     def __getattr__(self, name: str) -> Any:
         original = self.__dict__.get("_original")
         if original is None:
-            raise AttributeError(name)  # missing while this object is being copied
+            raise AttributeError(name)  # there are no attributes yet during a copy
         value = getattr(original, name)
         if name in self._marked:
             return self._redirected(value)
@@ -281,12 +279,12 @@ class EngineModule(nn.Module):
 
     @property
     def training(self) -> bool:
-        """Whether the original is in training mode."""
+        """Whether the original module is in training mode."""
         return self._original.training
 
     @training.setter
     def training(self, mode: bool) -> None:
-        """Do nothing: nn.Module's constructor sets this attribute, and :meth:`train` sets the original's mode."""
+        """Do nothing. nn.Module's constructor sets this attribute, but only :meth:`train` changes the mode."""
 
     def train(self, mode: bool = True) -> EngineModule:
         self._forward_module.train(mode)
@@ -317,14 +315,14 @@ class EngineModule(nn.Module):
 
 
 class _FirstCall:
-    """Warns if the first forward pass of training bypasses the wrapper, and removes its hooks after that pass."""
+    """Warns if the first training forward pass bypasses the wrapper; then removes its hooks."""
 
     def __init__(self) -> None:
-        self._wrapper: int | None = None  # an id, because a reference would be a cycle, which keeps models in memory
+        self._wrapper: int | None = None  # an id, because a reference would form a cycle
         self._handles: list[Any] = []
 
     def begin(self, wrapper: nn.Module, original: nn.Module) -> None:
-        """Watch the calls of the wrapper and of the original from now on."""
+        """Start to watch the calls of the wrapper and of the original module."""
         self._wrapper = id(wrapper)
         self._handles = [each.register_forward_pre_hook(self) for each in (wrapper, original)]
 
@@ -336,7 +334,7 @@ class _FirstCall:
 
     def __call__(self, module: nn.Module, inputs: Any) -> None:
         if self._wrapper is None or not (torch.is_grad_enabled() and module.training):
-            return  # an evaluation may call the original, because no gradients are exchanged
+            return  # without gradients, the original may be called
         past = id(module) != self._wrapper
         self.end()
         if past:
@@ -348,24 +346,24 @@ class _FirstCall:
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), ()  # a copy of the module is not watched
+        return type(self), ()  # copies are not watched
 
 
-# Attributes that nn.Module's constructor sets. The wrapper has its own, because hooks on it are not hooks on the
-# original.
+# Attributes that nn.Module's constructor sets. The wrapper has separate values, because hooks on the wrapper are not
+# hooks on the original module.
 _NN_MODULE_STATE = frozenset({*vars(nn.Module()), "training"})
 
 
 class EngineLoader:
-    """A loader that yields batches on the device and sets the samplers' epoch at the start of each pass.
+    """Wraps a loader: moves batches to the device, and sets the samplers' epoch when a pass begins.
 
     Args:
         loader: a DataLoader, or any re-iterable object.
         device: the device to which batches are moved; ``None``: they are not moved.
-        mover: asked at the start of each pass for another function that moves batches.
-        pins: whether the device copies from pinned memory in the background.
-        sample_seeds: whether the random numbers of a sample depend only on seed, epoch and index; each pass is an
-            epoch.
+        mover: an object whose ``batch_to_device``, if not ``None``, moves batches; read at the start of each pass.
+        pins: whether to fetch batches into pinned memory, from which the device copies in the background.
+        sample_seeds: whether the random numbers of a sample depend only on the seed, the epoch and the sample's index.
+            Each pass counts as an epoch.
     """
 
     def __init__(
@@ -390,10 +388,10 @@ class EngineLoader:
     def __iter__(self) -> Iterator[Any]:
         set_epoch(self._loader, self._passes)
         if self._seeds is not None:
-            self._seeds.epoch = partial(int, self._passes)  # keeps the number, not this object
+            self._seeds.epoch = partial(int, self._passes)  # a number, not a reference to self
         self._passes += 1
         device, own = self._device, None if self._mover is None else self._mover.batch_to_device
-        # not into pinned memory if user code moves batches: that code must not get memory that the device still reads
+        # Batches that user code moves are not pinned, because the code could change memory that the device still reads.
         batches = without_restart(start_pass(self._source, self._pins and device is not None and own is None))
         if device is None:
             return batches
@@ -401,14 +399,14 @@ class EngineLoader:
             return (own(batch, device) for batch in batches)
         for first in batches:
             moved = move(first, device)
-            # if the first batch was on the device, the loader's other batches are assumed to be there, too
+            # if the first batch was on the device, all batches are assumed to be there
             if was_there(first, moved):
                 return itertools.chain((first,), batches)
             return itertools.chain((moved,), (move(batch, device) for batch in batches))
         return batches
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of passes that have begun, which samplers get as the epoch, and the loader's state."""
+        """Return the loader's state and the number of passes that have begun. Samplers get this number as the epoch."""
         own = getattr(self._loader, "state_dict", None)
         return {"passes": self._passes, "loader": own() if callable(own) else None}
 
@@ -416,15 +414,15 @@ class EngineLoader:
         """Restore a result of :meth:`state_dict`."""
         passes = entry(state, "passes", COUNT)
         if (loader := state.get("loader")) is not None:
-            self._loader.load_state_dict(loader)  # type: ignore[attr-defined]  # the loader has saved a state
+            self._loader.load_state_dict(loader)  # type: ignore[attr-defined]  # it has saved a state
         self._passes = passes
 
     def __len__(self) -> int:
-        return len(self._loader)  # type: ignore[arg-type]  # without a length, Python's own error is right
+        return len(self._loader)  # type: ignore[arg-type]  # else Python raises
 
     def __getattr__(self, name: str) -> Any:
         if name in ("_loader", "_source", "_seeds", "_device", "_mover", "_pins", "_passes"):
-            raise AttributeError(name)  # missing while this object is being copied
+            raise AttributeError(name)  # there are no attributes yet during a copy
         return getattr(self._loader, name)
 
     def __repr__(self) -> str:
@@ -432,10 +430,10 @@ class EngineLoader:
 
 
 def follow(optimizers: Sequence[Optimizer], before: Mapping[str, nn.Parameter], module: nn.Module) -> None:
-    """Replace the parameters ``before`` in ``optimizers`` with the present ones of ``module``.
+    """Replace the parameters ``before`` in ``optimizers`` by the present parameters of ``module``.
 
-    On most devices, a module that is moved keeps its parameter objects. If moving creates new ones, an optimizer would
-    silently continue to update the old ones.
+    On most devices, moving a module keeps its parameter objects. If moving creates new parameters, an optimizer would
+    continue to update the old parameters, without an error.
     """
     now = dict(module.named_parameters())
     replaced = {id(old): now[name] for name, old in before.items() if name in now and now[name] is not old}

@@ -1,1 +1,1 @@
-"""The command ``drivetrain plan``: computes what a run will need, on fake tensors and without the run's hardware."""
+"""The command ``drivetrain plan``: compute the memory and the time that a run will need, without the run's hardware."""

@@ -1,7 +1,7 @@
-"""Memory that a device needs besides a program's tensors: fixed amounts, and the fragments that torch's allocator
-cannot use.
+"""Compute the memory that a device needs in addition to a program's tensors: fixed amounts, and fragments that torch's
+allocator cannot use.
 
-The fixed amounts were chosen before plans were compared with measurements, and were not adjusted afterwards.
+The fixed amounts were chosen before plans were compared with measurements, and not changed afterwards.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 CONTEXT, NCCL, WORKSPACE = 0.6 * GIB, 0.5 * GIB, 0.1 * GIB
-"""Bytes of the driver's context, of NCCL's buffers (only with several ranks), and of cuBLAS's and cuDNN's
-workspaces."""
+"""The bytes of the driver's context, of NCCL's buffers (if there are several ranks), and of the workspaces of cuBLAS
+and cuDNN.
+"""
 
 
 def allowance(found: Measured, devices: int) -> dict[str, int]:
-    """Return the bytes that are needed besides the peak of the tensors, by purpose."""
+    """Return the bytes that each purpose needs in addition to the peak of the tensors."""
     sizes = {
         "context": CONTEXT,
         "NCCL": NCCL if devices > 1 else 0,
@@ -29,7 +30,7 @@ def allowance(found: Measured, devices: int) -> dict[str, int]:
 
 
 def gib(size: float) -> str:
-    """Return bytes as text."""
+    """Return a number of bytes as text."""
     return f"{size / GIB:.2f} GiB" if size >= GIB / 10 else f"{size / 2**20:.2f} MiB"
 
 

@@ -1,5 +1,5 @@
-"""Find the repeated blocks of a model. A plan measures the model with only two and with three blocks, and extrapolates
-to all blocks.
+"""Find the repeated blocks of a model. A plan measures the model with two blocks and with three blocks, and
+extrapolates to all blocks.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from drivetrain.base.torch_private import own_modules
 from drivetrain.strategies.fsdp_blocks import find_blocks
 
 FEWEST, FEW, MORE = 8, 2, 3
-"""A list of at least ``FEWEST`` blocks is shortened: the model is measured with ``FEW`` and with ``MORE`` of them."""
+"""If a list has at least ``FEWEST`` blocks, the model is measured with ``FEW`` and with ``MORE`` of these blocks."""
 
 _LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 
 def paths(root: nn.Module) -> dict[str, nn.Module]:
-    """Return the repeated blocks of ``root`` by their paths."""
+    """Return the repeated blocks of ``root``. The keys are their paths."""
     names = {module: name for name, module in root.named_modules()}
     return {names[block]: block for block in find_blocks(root)}
 
 
 def _lists(root: nn.Module) -> list[tuple[str, Any]]:
-    """Return the lists of ``root`` whose blocks are all alike, with their paths."""
+    """Return the lists in ``root`` whose blocks can replace each other, with the lists' paths."""
     found, inside = [], set[nn.Module]()
     for path, module in root.named_modules():
         children = list(module.children())
@@ -40,8 +40,8 @@ def _lists(root: nn.Module) -> list[tuple[str, Any]]:
 
 
 def _form(block: nn.Module) -> tuple[Any, ...]:
-    """Return a key that is equal for blocks that can replace each other. Attributes with the block's number do not
-    enter the key.
+    """Return a key. Blocks with the same key can replace each other. The key ignores attributes that contain a block's
+    number.
     """
     tensors: list[tuple[str, Any]] = [*block.named_parameters(), *block.named_buffers()]
     parameters = tuple((name, tuple(each.shape), each.dtype, each.requires_grad) for name, each in tensors)
@@ -55,25 +55,25 @@ def _form(block: nn.Module) -> tuple[Any, ...]:
 
 
 def _is_number(name: str) -> bool:
-    """Whether an attribute's name means the number of a block, which differs between blocks that are otherwise
-    alike.
-    """
+    """Whether an attribute with this name contains a block's number."""
     return any(word in name for word in ("idx", "index", "layer_id", "layer_number", "depth"))
 
 
 def lengths(root: nn.Module) -> tuple[tuple[str, int], ...]:
-    """Return the lists of repeated blocks that are long enough to be shortened, and their lengths."""
+    """Return the paths and the lengths of the lists with at least ``FEWEST`` blocks."""
     return tuple((path, len(module)) for path, module in _lists(root) if len(module) >= FEWEST)
 
 
 def cases(found: tuple[tuple[str, int], ...]) -> list[tuple[int, ...]]:
-    """Return the further lengths to measure: for each list, ``MORE`` blocks in this list and ``FEW`` in all others."""
+    """Return the further lengths to measure. For each list, there is a case with ``MORE`` blocks in this list and
+    ``FEW`` in all others.
+    """
     short = (FEW,) * len(found)
     return [(*short[:at], MORE, *short[at + 1 :]) for at in range(len(found))]
 
 
 def shorten(root: nn.Module, to: tuple[int, ...] | None) -> tuple[tuple[str, int], ...]:
-    """Keep only the first blocks of each list; return the lists with their original lengths."""
+    """Remove all but the first blocks of each list. Return the lists' paths and original lengths."""
     found = lengths(root)
     for (path, _), length in zip(found, to or (), strict=False):
         module: Any = root.get_submodule(path)
@@ -83,7 +83,7 @@ def shorten(root: nn.Module, to: tuple[int, ...] | None) -> tuple[tuple[str, int
 
 
 def recompute(chosen: Iterable[nn.Module]) -> None:
-    """Make blocks recompute their activations in the backward pass."""
+    """Let the blocks recompute their activations in the backward pass."""
     for block in chosen:
         forward: Any = block.forward
         if not isinstance(forward, functools.partial):

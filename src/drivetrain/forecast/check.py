@@ -29,7 +29,7 @@ from drivetrain.launchers.board import leave_board
 from drivetrain.loops.progress import TrainerFn
 
 APART = 0.1
-"""The fraction of the plan's peak by which the device's peak may differ without a warning."""
+"""If the device's peak differs from the plan's peak by a larger fraction, the callback warns."""
 LONGEST_WAIT_S = 60.0
 _KEEPS = {
     "start": "what is kept between steps (parameters, gradients, the optimizer's state, or tensors of other objects)",
@@ -44,12 +44,11 @@ _CURES = {
 
 
 class PlanCheck(Callback):
-    """Compares the peak of memory that a plan of this run predicts with the peak that the device reports, in the second
-    window (the batches of the second optimizer step).
+    """Compares the peak of memory that a plan of this run predicts with the peak that the device reports. Both are
+    peaks of the second window, the batches of the second optimizer step.
 
-    ``Trainer(plan_check="warn")`` adds it. Rank 0 makes the plan, as ``drivetrain plan`` does, in a forked copy of its
-    process; the copy shares no open file with the original. The callback warns if the two peaks differ by more than
-    10 %.
+    ``Trainer(plan_check="warn")`` adds this callback. Rank 0 computes the plan in a fork of its process. The fork
+    shares no open file with rank 0. The callback warns if the two peaks differ by more than 10 %.
 
     Args:
         action: "warn".
@@ -64,7 +63,7 @@ class PlanCheck(Callback):
         self._copy: Copy | None = None
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Fork the process, before anything is on the device."""
+        """Fork the process before any tensor is on the device."""
         self._end()
         if stage != "fit" or trainer.global_rank:
             return
@@ -122,7 +121,7 @@ class PlanCheck(Callback):
         return {**vars(self), "_copy": None}
 
     def _send(self, batch: Any) -> None:
-        """Send the shapes of the first batch to the forked copy, which waits for them."""
+        """Send the shapes of the first batch to the fork."""
 
         def shape(leaf: Any) -> Any:
             return torch.empty_like(leaf, device="meta") if isinstance(leaf, Tensor) else leaf
@@ -143,7 +142,7 @@ class PlanCheck(Callback):
             self._nothing(f"the plan failed: {plan}.")
             return
         there = self._found
-        there.setdefault("passes", there["step"])  # the entry is missing if no optimizer has stepped
+        there.setdefault("passes", there["step"])  # missing if no optimizer has made a step
         found, peak = max(there["passes"], there["step"]), max(plan["passes"], plan["step"])
         share = (found - peak) / max(peak, 1)
         text = f"the plan's peak of tensors is {gib(peak)}, and {self._device} reported {gib(found)}"
@@ -164,7 +163,7 @@ class PlanCheck(Callback):
         rank_zero_info(f"plan_check compares nothing: {why}")
 
     def _end(self) -> None:
-        """End the forked copy, if it runs."""
+        """End the fork if it still runs."""
         if self._copy is not None:
             self._copy.end()
             self._copy = None
@@ -173,19 +172,19 @@ class PlanCheck(Callback):
 
 
 def _plan(trainer: Any, module: Any, reader: int) -> Any:
-    """Wait for the batch and plan the fit; runs in the forked copy of the process.
+    """Wait for the batch, and plan the fit. Runs in the fork.
 
-    This function must run in the copy's first thread. If it ran in a new thread, and the plan forked the copy, that
-    fork would free what torch keeps for the first thread. This includes process groups, whose own threads do not exist
-    in the fork.
+    This function must run in the fork's first thread. The plan forks again. If a second thread forked, the new process
+    would free the objects that torch keeps for the first thread. Among them are process groups, whose threads do not
+    exist in the new process.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the copy, too, but only the run may end it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the fork gets Ctrl-C, too, but only rank 0 may end the fork
     torch.set_default_device(None)  # the plan's fake tensors need no device
-    gc.freeze()  # objects of the run that are garbage in reference cycles must not be freed in the copy
+    gc.freeze()  # the fork must not free garbage of the run
     with os.fdopen(reader, "rb") as pipe:
-        # do not read to the end of the pipe, because a loader's workers keep the pipe's other end open
+        # not pipe.read(), because a loader's workers keep the pipe's other end open
         batch = pickle.load(pipe)
-    with torch_tools.real():  # torch's modes that are active in the run must not affect the plan
+    with torch_tools.real():  # without the run's active torch modes
         return _planned(trainer, module, batch)
 
 

@@ -1,4 +1,4 @@
-"""The process that ``drivetrain plan`` starts: it runs a program and plans the program's fit."""
+"""The child process of ``drivetrain plan``: run a program, and plan the program's first fit."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ VARIABLE = "DRIVETRAIN_PLAN"
 
 
 def main() -> int:
-    """Run the program on the command line, with the plan that :data:`VARIABLE` asks for."""
+    """Run the program on the command line, and compute the plan that :data:`VARIABLE` requests."""
     given = parse_program(PROG)
     asked = json.loads(os.environ.pop(VARIABLE))
     result = Path(asked["result"])
     _prepare(asked, given.program, result)
-    # without freeze, each garbage collection during the program's imports would visit the objects of torch's modules
+    # freeze(), because each later garbage collection would otherwise visit the objects of torch's modules
     gc.freeze()
     gc.enable()
     try:
@@ -49,7 +49,7 @@ def main() -> int:
 
 
 def _prepare(asked: dict[str, Any], program: str, result: Path) -> None:
-    """Patch torch and drivetrain, in this process, as the request needs."""
+    """Patch torch and drivetrain in this process for the request."""
     trainers = cast("Any", entrance.Trainer)
     if asked["devices"] is None:
         own = trainers.__init__
@@ -88,7 +88,7 @@ def _prepare(asked: dict[str, Any], program: str, result: Path) -> None:
         standins.drop_values(mode, started.model)
         found = Planner(job, mode, program, asked).run(trainer, started, fits)
         for each in found.get("changes", ()):
-            # the arguments hold strategies, and to unpickle strategies the command would have to import torch
+            # the arguments contain strategies, and the command must not import torch to unpickle them
             each.arguments = {}
         _end(result, found)
 
@@ -96,8 +96,8 @@ def _prepare(asked: dict[str, Any], program: str, result: Path) -> None:
 
 
 def _record_reads(trainers: Any, program: str, result: Path, memory: int) -> None:
-    """Run the fit with real values, in one process, and record the values that the program reads from tensors."""
-    with contextlib.suppress(ImportError, ValueError, OSError):  # not every system can limit the memory of a process
+    """Run the fit on real tensors in one process, and record the values that the program reads from tensors."""
+    with contextlib.suppress(ImportError, ValueError, OSError):  # some systems cannot limit the memory of a process
         resource = importlib.import_module("resource")
         resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     torch_tools.hide_devices()
@@ -116,8 +116,8 @@ def _record_reads(trainers: Any, program: str, result: Path, memory: int) -> Non
 
 def become(job: standins.Job, values_until_fit: bool = False) -> Any:
     """Make this process a rank of the planned job, and return the fake mode."""
-    os.environ["DRIVETRAIN_DIRECT_STEP"] = "0"  # a plan records only steps that call torch in the ordinary way
-    torch.set_num_threads(1)  # fake tensors need no threads, and threads would not survive a fork of the process
+    os.environ["DRIVETRAIN_DIRECT_STEP"] = "0"  # a plan can only record steps that call torch's public functions
+    torch.set_num_threads(1)  # fake tensors need no threads, and a fork would lose them
     torch_tools.hide_devices()
     mode: Any = torch_tools.fake_mode()
     if not job.on_host:
@@ -141,7 +141,7 @@ def _end(result: Path, found: dict[str, Any]) -> None:
     write(result, found)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # os._exit, so that neither the program's code after its fit nor its exit handlers run
+    os._exit(0)  # not sys.exit, so that neither the rest of the program nor exit handlers run
 
 
 def write(path: Path, found: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The command ``drivetrain plan``: tells whether a run fits in memory, what takes the memory, what the ranks exchange,
+"""The command ``drivetrain plan``: print whether a run fits in memory, what takes the memory, what the ranks exchange,
 and what to change.
 """
 
@@ -28,10 +28,11 @@ from drivetrain.proof.runs import CannotTryError, last_lines, run_to_end, signal
 
 VARIABLE = "DRIVETRAIN_PLAN"
 COPIES, REAL_S = 6, 60.0
-"""A pass with real values is tried only if ``COPIES`` times the parameters' size is free (for weights, gradients,
-states of the optimizer and activations). The pass is ended after ``REAL_S`` seconds."""
+"""The program runs with real values only if ``COPIES`` times the memory of the parameters is free: for weights,
+gradients, optimizer states and activations. The command ends this run after ``REAL_S`` seconds.
+"""
 MOST_RUNS = 4
-"""The most ranges of ranks, such as 0-3, that a line of the report names."""
+"""A line of the report names at most this many ranges of ranks, such as 0-3."""
 SCHEMA = 1
 """The version of the JSON output."""
 
@@ -66,8 +67,8 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain plan") 
         prog: the command's name in messages.
 
     Returns:
-        0: the program fits, or no device was named. 1: it does not fit, or no plan is possible. 130: interrupted. Wrong
-        usage ends in ``SystemExit(2)``.
+        0: the program fits, or no device was named. 1: the program does not fit, or cannot be planned. 130:
+        interrupted. Wrong usage raises ``SystemExit(2)``.
     """
     made = parser(prog)
     given = made.parse_args(arguments)
@@ -103,10 +104,10 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain plan") 
 
 
 def _run(command: Sequence[str], asked: dict[str, Any], folder: Path, timeout: float) -> dict[str, Any]:
-    """Run the program in a process of its own up to its first fit, and return the result of that process."""
+    """Run the program in a child process up to its first fit, and return the child's result."""
     result, log = folder / "result", folder / "output.txt"
     result.unlink(missing_ok=True)
-    # without garbage collection: imports leave no garbage, and looking for garbage takes a fifth of their time
+    # without garbage collection during imports, which create no garbage: it would take a fifth of the time
     words = [sys.executable, *words_to_call("drivetrain.forecast.child", "gc.disable()"), *command]
     code = run_to_end(words, Path.cwd(), {VARIABLE: json.dumps({**asked, "result": str(result)})}, log, timeout)
     found: dict[str, Any] = {"failed": f"The program ended with exit code {code}."}
@@ -120,8 +121,8 @@ def _run(command: Sequence[str], asked: dict[str, Any], folder: Path, timeout: f
 
 
 def _values(command: Sequence[str], asked: dict[str, Any], folder: Path, parameters: int) -> str:
-    """Run two windows with real values, if this machine has the memory and both windows take at most a minute. Return
-    the file with the values that the program has read from tensors.
+    """Run two windows (the batches of two optimizer steps) with real values if this machine has enough memory. Return
+    the path of a file with the values that the program has read from tensors. After a minute, give up.
     """
     path, free = folder / "values", psutil.virtual_memory().available
     known: Any = {}
@@ -133,7 +134,7 @@ def _values(command: Sequence[str], asked: dict[str, Any], folder: Path, paramet
 
 
 def _asked(given: argparse.Namespace, made: argparse.ArgumentParser) -> tuple[Any, dict[str, Any]]:
-    """Return the device, ``None`` for the host's processors, and the request to the process of the plan."""
+    """Return the device (``None`` for the CPU) and the request to the child process."""
     if given.devices is None:
         if given.device or given.devices_per_node:
             made.error("--device and --devices-per-node need --devices, the number of devices of the job.")
@@ -190,7 +191,7 @@ def report(found: dict[str, Any], given: argparse.Namespace, device: Any) -> dic
 
 
 def numbers_of_ranks(ranks: Sequence[int]) -> str:
-    """Return numbers of ranks as text: "0-3, 8-11"."""
+    """Return the numbers of ranks as text, such as "0-3, 8-11"."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][1] + 1:
@@ -202,7 +203,7 @@ def numbers_of_ranks(ranks: Sequence[int]) -> str:
 
 
 def _size(found: Any, devices: int, device: Any) -> dict[str, Any]:
-    """Return the bytes that a rank needs, and whether the device has as many (``None`` if no device was named)."""
+    """Return the bytes that a rank needs, and whether they fit on the device (``None`` without a device)."""
     total = needed(found, devices)
     return {"peak": found.peak.total, "needed": total, "fits": None if device is None else total <= int(device.memory)}
 
@@ -219,7 +220,7 @@ def _needs(base: Any, devices: int, device: Any, per_node: int) -> dict[str, Any
 
 
 def _time(base: Any, device: Any, per_node: int) -> dict[str, Any]:
-    """Return the forecast time of an optimizer step, or why there is none; nothing if no device was named."""
+    """Return the forecast time of an optimizer step, or why there is no forecast. Without a device, return nothing."""
     if device is None:
         return {}
 
@@ -231,7 +232,9 @@ def _time(base: Any, device: Any, per_node: int) -> dict[str, Any]:
 
 
 def _exchanges(base: Any) -> list[dict[str, Any]]:
-    """Return the exchanges between ranks in a window: for each kind and process group, their number and total bytes."""
+    """Return the number and the total bytes of the exchanges in a window, for each kind of exchange and process
+    group.
+    """
     found, sizes = Counter[Any](), Counter[Any]()
     for each in base.recorded.steps:
         if hasattr(each, "group_ranks"):

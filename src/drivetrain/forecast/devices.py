@@ -1,24 +1,24 @@
-"""Devices and their links: the constants with which forecasts of time are computed, their sources, and the parser of
-``--device``.
+"""Devices and their links: the constants from which the time of a step is forecast, the sources of the constants, and
+the parser of ``--device``.
 
-Sources, named in the table by their letters:
+The table names these sources by their letters:
 
 - N: NVIDIA's data sheets (V100, A100, H100, H200, L4, L40S, HGX B200). Data sheets since Ada state operations per
-  second with structured sparsity; the table has half of these numbers.
-- S: nvidia-smi: its total is the memory that a program can use, and mostly more than the gigabytes in the device's
-  name.
-- M: the largest rate that a matrix multiplication of any shape was measured to reach, as "Maximum Achievable Matmul
-  FLOPS" in stas00/ml-engineering, compute/accelerator/README.md: 271.2 of 312 on the A100, 794.5 of 989 (bfloat16) and
-  1402.6 of 1979 (float8) on the H100, 1453.4 of 1979 (float8) on the H200, 1745 of 2250 and 3432.5 of 4500 on the B200.
-  float16 is taken to reach the same share as bfloat16.
-- F: FlashAttention-2, the attention kernel of torch: at most 73 % of the peak on the A100 (arXiv:2307.08691), and 35 %
-  on the H100 (arXiv:2407.08608).
-- C: NVIDIA/nccl: src/graph/topo.h has the bandwidth of NVLink (20.6 GB/s for each of the 18 links of the H100),
-  src/graph/tuning.cc the latencies.
-- T: torch/_inductor/comm_analysis.py: what NCCL reaches over PCIe, and the network of an NVIDIA DGX, which has a card
-  of 100, 200 or 400 Gb/s for each device.
-- L: torch.add of two small tensors, called from Python, takes 6.1 us on an H100 with torch 2.11 (measured for this
-  table; 1.0 us inside of a CUDA graph). The lowest published figure that was found is 4.2 us. The table has 4 us.
+  second with structured sparsity. The table has half of these numbers.
+- S: the total memory that nvidia-smi prints. A program can use this memory, which is often more than the gigabytes in
+  the device's name.
+- M: the largest measured rate of a matrix multiplication of any shape, as "Maximum Achievable Matmul FLOPS" in
+  stas00/ml-engineering, compute/accelerator/README.md: 271.2 of 312 on the A100, 794.5 of 989 (bfloat16) and 1402.6 of
+  1979 (float8) on the H100, 1453.4 of 1979 (float8) on the H200, 1745 of 2250 and 3432.5 of 4500 on the B200. The share
+  for float16 is assumed to be that for bfloat16.
+- F: the measured share of FlashAttention-2, torch's attention kernel: at most 73 % of the peak on the A100
+  (arXiv:2307.08691), and 35 % on the H100 (arXiv:2407.08608).
+- C: the code of NVIDIA/nccl. src/graph/topo.h has the bandwidth of NVLink (20.6 GB/s for each of the 18 links of the
+  H100), and src/graph/tuning.cc has the latencies.
+- T: torch/_inductor/comm_analysis.py, for the bandwidth that NCCL reaches over PCIe, and for the network of an NVIDIA
+  DGX, which has a card of 100, 200 or 400 Gb/s for each device.
+- L: a measurement for this table. On an H100 with torch 2.11, torch.add of two small tensors takes 6.1 us, and 1.0 us
+  inside a CUDA graph. The lowest published time is 4.2 us. The table has 4 us.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Link:
     """A link of one device.
 
     Attributes:
-        bytes_per_s: in one direction.
-        hop_s: latency of a hop at full bandwidth (NCCL's protocol Simple).
-        quick_hop_s: latency of a hop at half of the bandwidth (NCCL's protocol LL, which small tensors use).
+        bytes_per_s: the bytes per second in one direction.
+        hop_s: the latency of a hop at full bandwidth (NCCL's protocol Simple).
+        quick_hop_s: the latency of a hop at half of the bandwidth (NCCL's protocol LL for small tensors).
     """
 
     bytes_per_s: float
@@ -49,23 +49,23 @@ class Link:
 
 
 BASE_S, QUICK_BASE_S = 8.4 * _US, 6.6 * _US
-"""Seconds of each collective before its first hop, with the protocols Simple and LL. Source: C."""
+"""The seconds before the first hop of a collective, with NCCL's protocols Simple and LL. Source: C."""
 
 
 @dataclass(frozen=True)
 class Device:
-    """The properties of a device from which a forecast is computed.
+    """The properties of a device from which the time of a step is forecast.
 
     Attributes:
-        name: as in the table, or as the user wrote it.
-        memory: bytes.
-        rates: dense operations per second by dtype; ``tf32``: of float32 matrices with TF32.
-        bandwidth: bytes per second of its memory.
-        inside: link to the other devices of the machine; ``None``: not known.
-        between: link to other machines; ``None``: not known.
-        shares: the largest measured share of ``rates``, by dtype, and for ``attention``; 1 where no measurement was
-            found.
-        launch_s: the least time between two kernels that Python launches. Source: L.
+        name: the name in the table, or the user's name for the device.
+        memory: the bytes of memory.
+        rates: for each dtype, the dense operations per second. The key "tf32" is for float32 matrices with TF32.
+        bandwidth: the bytes per second of the memory.
+        inside: the link to the other devices of the machine, or ``None`` if it is unknown.
+        between: the link to other machines, or ``None`` if it is unknown.
+        shares: for each dtype, and for "attention", the largest measured share of ``rates``. Without an entry, the
+            share is 1.
+        launch_s: the shortest time between two kernels that Python launches. Source: L.
     """
 
     name: str
@@ -78,7 +78,7 @@ class Device:
     launch_s: float = 4 * _US
 
     def rate(self, dtype: str, *, attention: bool = False) -> float:
-        """Return the most operations per second that matrices of ``dtype`` (or attention) reach."""
+        """Return the highest rate of matrix operations in ``dtype``, or of attention, in operations per second."""
         kind = "float8" if dtype.startswith("float8") else dtype
         if kind not in self.rates:
             raise ConfigurationError(
@@ -117,9 +117,10 @@ def _device(row: Mapping[str, str]) -> Device:
 
 with open(Path(__file__).with_name("devices.csv"), encoding="utf-8", newline="") as _file:
     DEVICES = {row["name"]: _device(row) for row in csv.DictReader(_file)}
-"""Devices by name. The columns of the table, with the letters of their sources: memory in MiB (S); 10^12 dense
-operations per second of each type, and bandwidth in TB/s (N); the link inside the machine (C and T) and between
-machines (T), in GB/s; the shares that are reached (M and F)."""
+"""Devices by name. The table has the memory in MiB (source: S), 10^12 dense operations per second for each type and the
+bandwidth in TB/s (N), the links inside the machine (C and T) and between machines (T) in GB/s, and the shares that are
+reached (M and F).
+"""
 
 _BYTES = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _SPEEDS = {"MB/s": 1e6, "GB/s": 1e9, "TB/s": 1e12, "Mb/s": 1e6 / 8, "Gb/s": 1e9 / 8, "Tb/s": 1e12 / 8}
@@ -130,17 +131,17 @@ _KEYS: dict[str, tuple[Mapping[str, float], str | None]] = {
     "launch": (_SECONDS, None), "link_latency": (_SECONDS, None), "between_latency": (_SECONDS, None),
     **dict.fromkeys(("tflops", *(f"tflops_{dtype}" for dtype in _DTYPES)), (_OPERATIONS, "T")),
 }  # fmt: skip
-"""For each setting, the allowed units, and the unit of a number that is written without a unit."""
+"""For each setting, the allowed units, and the unit of a number without a unit."""
 
 _FORM_FACTORS = {"nvidia", "tesla", "sxm", "sxm2", "sxm3", "sxm4", "sxm5", "hbm2", "hbm2e", "hbm3", "hbm3e"}
 
 
 def device_of(text: str) -> Device:
-    """Return the device that ``--device`` names, with the constants that it overrides.
+    """Return the device that ``--device`` describes.
 
     Args:
-        text: a name, as in the table or as torch shows it, or ``name=...`` with further settings: "H100 80GB",
-            "NVIDIA A100-SXM4-80GB", "name=H100 80GB,gbps=2400,between=200Gb/s".
+        text: a name from the table or from torch, such as "H100 80GB" or "NVIDIA A100-SXM4-80GB". Further settings
+            override the table: "name=H100 80GB,gbps=2400,between=200Gb/s".
     """
     given = dict(_setting(part) for part in text.split(",")) if "=" in text else {"name": text}
     name = given.pop("name", "").strip()

@@ -1,5 +1,5 @@
-"""Compute the shortest time of a window (the batches of one optimizer step): the time of each exchange between ranks,
-and how much of it overlaps with operations.
+"""Compute the shortest time of a window (the batches of one optimizer step), including exchanges between ranks, which
+can overlap with operations.
 """
 
 from __future__ import annotations
@@ -14,23 +14,24 @@ from drivetrain.forecast.operations import Exchange, Operation, Ranks, Recorded
 from drivetrain.forecast.roofline import Step, arithmetic, duration, fused, is_launched
 
 COPY_IN = "fsdp.all_gather_copy_in"
-"""The operation with which FSDP2 copies a rank's shards before it gathers them. The copy reads only parameters. So the
-copy and the all_gather run on another stream, and do not wait for operations that were issued earlier."""
+"""The operation with which FSDP2 copies a rank's shards before the all_gather. The copy reads only parameters. The copy
+and the all_gather run on another stream, and therefore do not wait for earlier operations.
+"""
 
 
 def spread(ranks: Ranks, per_machine: int) -> tuple[int, int]:
-    """Return the number of machines on which a group's ranks are, and the number of these ranks on each machine.
+    """Return on how many machines a group's ranks are, and how many of these ranks each machine has.
 
     Args:
-        per_machine: how many ranks of the job each machine has; consecutive ranks are on the same machine.
+        per_machine: how many ranks of the job each machine has. Consecutive ranks are on one machine.
     """
     here = min(ranks.count, max(1, per_machine // ranks.stride))
     return math.ceil(ranks.count / here), here
 
 
 def exchange_time(exchange: Exchange, device: Device, per_machine: int) -> float:
-    """Return the least seconds that a collective takes: with NCCL's protocol of full bandwidth or the one of low
-    latency, in a ring or (only all_reduce) in a tree, whichever is fastest.
+    """Return the shortest time of a collective in seconds: the minimum over NCCL's two protocols, one with full
+    bandwidth and one with low latency. For all_reduce, the minimum is also over rings and trees.
     """
     if exchange.group_ranks.count < 2:
         return 0.0
@@ -50,7 +51,7 @@ def _time(exchange: Exchange, device: Device, per_machine: int, quick: bool) -> 
         return base + max(near_hop, far_hop) + exchange.bytes * max(in_machine / near_speed, outside / far_speed)
     if exchange.name in ("send", "recv"):
         return base + max(near_hop, far_hop) + exchange.bytes / min(near_speed, far_speed)
-    # Each of a machine's ranks has its own network card, and NCCL runs one ring through each card.
+    # Each rank of a machine has a network card, and NCCL uses one ring per card.
     speed = min(near_speed, far_speed * here)
     hops = (ranks - machines) * near_hop + (machines - 1) * far_hop
     if exchange.name in ("all_gather", "reduce_scatter"):
@@ -69,13 +70,14 @@ def _time(exchange: Exchange, device: Device, per_machine: int, quick: bool) -> 
 
 @dataclass(frozen=True)
 class Forecast:
-    """The shortest time that a window can take, in seconds.
+    """The shortest time of a window (the batches of one optimizer step), in seconds.
 
     Attributes:
-        step: the window.
-        operations: kernels of the program, one after the other.
-        arithmetic: the part of ``operations`` that floating-point operations limit; memory limits the rest.
-        exchange: all exchanges, one after the other.
+        step: the time of the window.
+        operations: the sum of the kernels' times.
+        arithmetic: the part of ``operations`` in which floating-point operations are the limit. Otherwise memory is the
+            limit.
+        exchange: the sum of the exchanges' times.
         exposed: the part of ``step`` in which the device only waits for exchanges.
         launch: the part of ``step`` in which the device only waits for Python.
         bubble: the part of ``step`` in which the device only waits for other stages of a pipeline.
@@ -90,7 +92,7 @@ class Forecast:
     bubble: float = 0.0
 
     def __str__(self) -> str:
-        """Return the forecast in a line."""
+        """Return the forecast as one line of text."""
         memory, hidden = self.operations - self.arithmetic, self.exchange - self.exposed
         parts = [f"{_seconds(self.arithmetic)} of arithmetic", f"{_seconds(memory)} of memory"]
         if self.exchange:
@@ -107,18 +109,17 @@ def _seconds(value: float) -> str:
 
 
 def forecast(steps: Sequence[Step], device: Device, per_machine: int, *, tf32: bool = False) -> Forecast:
-    """Return the time of a window at best.
+    """Return the shortest time of a window.
 
-    The forecast assumes that Python issues one step (an operation or an exchange) every ``device.launch_s``, in order.
-    Operations run one after the other. At the same time, the exchanges of each group run one after the other. An
-    exchange starts when the operations that were issued before it have ended. The operations from index
-    ``waited_on_at`` on start when the exchange has ended. So DDP's buckets and FSDP2's reduce_scatters overlap with the
-    rest of the backward pass, and an exchange of tensor parallelism overlaps with nothing. An all_gather of FSDP2's
-    parameters starts earlier, because FSDP2 gathers one group of parameters in advance: it starts when the rank has
-    waited for the previous all_gather.
+    The forecast assumes that Python issues a step, which is an operation or an exchange, every ``device.launch_s``
+    seconds. Operations run one after the other. The exchanges of a group also run one after the other, at the same time
+    as operations. An exchange starts when all earlier operations have ended. The operations from index ``waited_on_at``
+    on start when the exchange has ended. DDP's buckets and FSDP2's reduce_scatters therefore overlap with the rest of
+    the backward pass. An exchange of tensor parallelism does not overlap. FSDP2 gathers one group of parameters in
+    advance, so its all_gather starts earlier: when the rank has waited for the previous all_gather.
 
     Args:
-        per_machine: ranks on each machine.
+        per_machine: the number of ranks on each machine.
         tf32: as in :func:`drivetrain.forecast.roofline.duration`.
     """
     now = issued = busy = limited = exchanged = exposed = idle = 0.0
@@ -150,18 +151,18 @@ def forecast(steps: Sequence[Step], device: Device, per_machine: int, *, tf32: b
 
 
 def of_window(recorded: Recorded, batches: int, device: Device, per_machine: int) -> Forecast:
-    """Return the time of a window at best.
+    """Return the shortest time of a window.
 
     Args:
-        recorded: the window; if it has more than two batches, the first two.
-        batches: the batches of the window. Further batches are taken to repeat the first, because only the last batch
-            exchanges gradients.
-        per_machine: ranks on each machine.
+        recorded: the recorded window. If a window has more than two batches, only the first two are recorded.
+        batches: the number of batches in the window. Batches that were not recorded repeat the first batch, because
+            only the last batch exchanges gradients.
+        per_machine: the number of ranks on each machine.
     """
     steps = fused(recorded.steps) if recorded.is_compiled else recorded.steps
     tf32 = recorded.allows_tf32
     told = forecast(steps, device, per_machine, tf32=tf32)
-    # the pipeline is filled and emptied in each batch, so the bubble occurs once per batch
+    # each batch has a bubble, because the pipeline is filled and emptied for each batch
     if recorded.pipeline is not None:
         factor = batches / min(batches, 2)
         return in_pipeline(Forecast(*(factor * each for each in astuple(told))), *recorded.pipeline)
@@ -173,7 +174,7 @@ def of_window(recorded: Recorded, batches: int, device: Device, per_machine: int
 
 
 def _copy_in(steps: Sequence[Step], index: int) -> Operation | None:
-    """Return the copy :data:`COPY_IN` that belongs to the exchange at ``index``; ``None`` if the exchange does not
+    """Return the operation :data:`COPY_IN` before the exchange at ``index``. Return ``None`` if the exchange does not
     gather FSDP2's parameters.
     """
     earlier = (steps[at] for at in range(index - 1, -1, -1))
@@ -182,24 +183,21 @@ def _copy_in(steps: Sequence[Step], index: int) -> Operation | None:
 
 
 def in_pipeline(window: Forecast, ranks: int, micro_batches: int, stages_per_rank: int = 1) -> Forecast:
-    """Return the forecast of a rank of a pipeline: ``window``, plus the bubble (the time in which the rank waits for
-    other stages).
+    """Add the bubble to the forecast of a pipeline's rank. The bubble is the time in which the rank waits for other
+    stages.
 
-    A rank waits before its first micro-batch arrives, and after its last one has left. With GPipe and 1F1B the rank
-    waits for the time that it takes to compute ``ranks - 1`` micro-batches. With several stages on each rank
-    (interleaved 1F1B) the wait is shorter, because a micro-batch passes only one stage of each other rank before it
-    arrives.
+    A rank waits until its first micro-batch arrives, and after it has computed its last micro-batch. With GPipe and
+    1F1B, both waits together take as long as ``ranks - 1`` micro-batches. With several stages per rank (interleaved
+    1F1B) the waits are shorter, because a micro-batch passes only one stage of each other rank before it arrives.
 
     Args:
-        window: all micro-batches of the rank.
+        window: the forecast without the bubble, for all micro-batches.
     """
     bubble = window.step * (ranks - 1) / (micro_batches * stages_per_rank)
     return replace(window, step=window.step + bubble, bubble=bubble)
 
 
 def fastest_first(seconds: Mapping[str, float]) -> list[tuple[str, float]]:
-    """Sort runs that do the same work, the fastest first; return their names, and their times as multiples of the
-    fastest run's time.
-    """
+    """Sort runs by time, the fastest first. Return their names, and their times as multiples of the shortest time."""
     order = sorted(seconds, key=lambda name: seconds[name])
     return [(name, seconds[name] / seconds[order[0]]) for name in order]

@@ -1,5 +1,5 @@
-"""Record, while a window runs, the storages that a rank allocates and frees, its operations, and its exchanges with
-other ranks.
+"""Record a rank's allocations, operations and exchanges with other ranks while a window (the batches of an optimizer
+step) runs.
 """
 
 from __future__ import annotations
@@ -35,25 +35,26 @@ from drivetrain.forecast.standins import device_numbers
 from drivetrain.forecast.values import UnreadableError, Values
 
 _SHAPES = "shapes"
-"""The kind of fake tensors that torch makes only to compute shapes of global tensors. A real rank does not allocate
-them."""
+"""The kind of fake tensors that torch only creates to compute the shapes of global tensors. A real rank does not
+allocate such tensors.
+"""
 
 _MARKS = {
     "init_all_gather_outputs": GATHERED, "alloc_all_gather_outputs": GATHERED, "init_unsharded_param": GATHERED,
     "foreach_all_gather": EXCHANGED, "foreach_all_gather_copy_out": GATHERED, "foreach_reduce": EXCHANGED,
     **dict.fromkeys(torch_private.FUNCTIONS_OF_DDP, EXCHANGED), torch_private.COMPUTES_SHAPES: _SHAPES,
 }  # fmt: skip
-"""Functions of torch, and for each the kind of the memory that is allocated inside the function."""
+"""For each of these functions of torch, the kind of memory that the function allocates."""
 
 _FREE = ("detach", "view", "alias", "_unsafe_view", "t", "transpose", "expand", "permute", "slice", "select", "split",
          "unsqueeze", "squeeze", "as_strided", "unbind", "chunk", "empty", "empty_like", "empty_strided")  # fmt: skip
 
 
 class Lines:
-    """Finds the line of the user's program that has called an operation, directly or through torch.
+    """Finds the line of the user's program that has caused an operation.
 
     Args:
-        is_program: whether a file is part of the program.
+        is_program: tells whether a file is part of the program.
     """
 
     def __init__(self, is_program: Callable[[str], bool]) -> None:
@@ -61,9 +62,9 @@ class Lines:
         self._known: dict[str, bool] = {}
 
     def here(self) -> tuple[str, str, str]:
-        """Return the program's line as "file.py:12". If a function of :data:`_MARKS` is on the stack, also return the
-        kind of memory that the function allocates, and the function's name if the function exchanges on another stream;
-        otherwise "".
+        """Return the program's line as "file.py:12", and two texts about functions of :data:`_MARKS` on the stack. The
+        first is the kind of memory that such a function allocates. The second is the function's name if the function
+        exchanges on another stream. By default both are "".
         """
         frame: Any = sys._getframe(2)
         mark, apart = "", ""
@@ -75,7 +76,7 @@ class Lines:
                 return f"{code.co_filename}:{frame.f_lineno}", mark, apart
             name = code.co_name
             if name in ("run_job", torch_private.RUN_ENGINE):
-                break  # the outer frames only call trainer.fit or start the backward pass, so their lines say nothing
+                break  # the outer frames only call trainer.fit, or start the backward pass
             if not mark and name in _MARKS and "distributed" in code.co_filename:
                 mark, apart = _MARKS[name], name if name in ("foreach_all_gather", "foreach_reduce") else ""
             frame = frame.f_back
@@ -83,11 +84,11 @@ class Lines:
 
 
 class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no types
-    """A torch dispatch mode that sees every operation on plain tensors; enter this mode after the fake mode.
+    """A torch dispatch mode, entered after the fake mode, that records every operation on plain tensors.
 
     Args:
-        ledger: the record that this mode fills.
-        lines: finds the program's line of each operation.
+        ledger: the record to which this mode writes.
+        lines: finds the program's line for each operation.
         values: the values that the program reads from tensors.
     """
 
@@ -97,7 +98,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
         self.phase: Phase = "forward"
         self.stack: list[str] = []
         self.modules: dict[int, str] = {}
-        self.numbers: dict[int, int] = {}  # the number of each live storage, by the address of its C++ object
+        self.numbers: dict[int, int] = {}  # the number of each live storage, by the address of the storage's C++ object
         self.sizes: dict[int, int] = {}
         self.next = 0
         self.nodes: dict[int, tuple[str, str]] = {}
@@ -107,7 +108,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
     # ---- where the program is --------------------------------------------------------------------------------
 
     def watch(self, root: nn.Module, blocks: dict[str, nn.Module]) -> None:
-        """Note for each module of ``root`` the block that contains it, and follow the forward passes with hooks."""
+        """Record which block contains each module of ``root``, and follow the forward passes with hooks."""
         for path, block in blocks.items():
             for each in block.modules():
                 self.modules.setdefault(id(each), path)
@@ -130,19 +131,19 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
             return self.phase, self.stack[-1] if self.stack else "", line, mark, apart
         if self.stack and line:
             return "recompute", self.stack[-1], line, mark, apart
-        # A node that accumulates a gradient belongs to no operation of the program. Such a node runs after the node
-        # that computed the gradient, and gets that other node's line and block.
+        # A node that accumulates a gradient belongs to no operation of the program. Such a node gets the line and the
+        # block of the previous node, which has computed the gradient.
         at, block = self._node = self.nodes.get(node, self._node)
         return "backward", block or (self.stack[-1] if self.stack else ""), at or line, mark, apart
 
     # ---- storages --------------------------------------------------------------------------------------------
 
     def number(self, tensor: Tensor) -> int | None:
-        """Return the number of a tensor's storage, if the storage was seen before."""
+        """Return the number of a tensor's storage, or ``None`` if the storage was not seen before."""
         return self.numbers.get(torch_private.storage_key(tensor.untyped_storage()))
 
     def hold(self, tensor: Tensor, kind: str, place: Any) -> None:
-        """Count the storage of ``tensor``, until the storage is freed."""
+        """Count the bytes of the storage of ``tensor`` until the storage is freed."""
         storage = tensor.untyped_storage()
         key = torch_private.storage_key(storage)
         if key in self.numbers:
@@ -168,20 +169,20 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
     _last: Any = ("forward", "", "", "", "")
 
     def resized(self, storage: Any, before: int, after: int) -> None:
-        """Count a storage that was resized in place."""
+        """Record the new size of a storage that was resized in place."""
         if (number := self.numbers.get(torch_private.storage_key(storage))) is not None:
             place = self._last = self._place()
             self._grow(number, after - before, place)
 
     def mark(self, tensors: Iterable[Tensor], kind: str) -> None:
-        """Give the storages of ``tensors`` a kind; also count those that are not counted yet."""
+        """Set the kind of the storages of ``tensors``. Count the storages that are not counted yet."""
         for tensor in tensors:
             self.hold(tensor, kind, self._last)
             if (number := self.number(tensor)) is not None:
                 self.ledger.kinds[number] = kind
 
     def forget(self, kind: str) -> None:
-        """Count the storages of a kind as freed."""
+        """Count all storages of a kind as freed."""
         for number in self.numbers.values():
             if self.ledger.kinds[number] == kind:
                 self._grow(number, -self.sizes[number], self._last)
@@ -190,7 +191,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(getattr(each, "__torch_dispatch__", None) is not None and not _is_plain(each) for each in types):
-            # torch then runs the operation on the local tensors of the shards, which this mode sees
+            # torch will run the operation on the local shards, and this mode sees those operations
             return NotImplemented
         kwargs = kwargs or {}
         place = self._last = self._place()
@@ -233,7 +234,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
             return
         if torch_private.operation_name(func) in _FREE or func.namespace in ("prim", "profiler"):  # no kernels
             return
-        # with this operation FSDP copies its gradients together before the reduce-scatter
+        # with chunk_cat, FSDP copies its gradients into one buffer before the reduce-scatter
         if torch_private.operation_name(func) == "chunk_cat":
             self.mark([each for each in inputs if each.numel()], GRADIENTS)
         bytes_moved = sum(each.numel() * each.element_size() for each in (*inputs, *outputs))
@@ -245,11 +246,11 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
         )
 
     def _read(self, func: Any, args: Any, place: Any) -> Any:
-        """Return the value that the pass with real values has recorded for this read, or zero."""
+        """Return the value that the run with real values has recorded for this read. If there is none, return zero."""
         tensor, line, block = args[0], place[2], place[1]
         if place[0] == "backward":
-            line = self.lines.here()[0]  # no line is found if torch's autograd engine or DDP reads the value
-        # without a line, torch or drivetrain itself reads the value, for example for a logger
+            line = self.lines.here()[0]  # "" if torch's autograd engine or DDP reads the value
+        # without a line, torch or drivetrain reads the value, for example for a logger
         if (counts := _counts_steps()) or not line:
             return tensor.dtype is torch.bool if not tensor.dtype.is_floating_point else float(counts)
         is_known, value = self.values.take((line, block, str(func)))
@@ -259,8 +260,8 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
         return value if is_known else zero
 
     def array(self, own: Any, tensor: Tensor, force: bool) -> Any:
-        """Return what ``own``, torch's ``Tensor.numpy``, would return: for a fake tensor, recorded values, or zeros if
-        none were recorded.
+        """Called in place of ``Tensor.numpy``, which is ``own``. For a fake tensor, return the recorded values. If
+        there are none, return zeros.
         """
         _, block, line, _, _ = self._place()
         key = line, block, "numpy"
@@ -269,26 +270,26 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
             if self.values.records and line:
                 self.values.record(key, result.copy())
             return result
-        with torch_tools.real():  # this call raises torch's own errors, such as that the tensor requires a gradient
+        with torch_tools.real():  # own() raises torch's errors, for example if the tensor requires a gradient
             zeros = own(torch.zeros(tensor.shape, dtype=tensor.dtype, requires_grad=tensor.requires_grad), force=force)
         is_known, value = self.values.take(key) if line else (False, zeros)
         reads = self.ledger.read if is_known else self.ledger.unreadable
         if line:
             reads[line] = reads.get(line, 0) + tensor.numel()
-        # if the micro-batch is smaller than the recorded one, take the first samples
+        # if the micro-batch is smaller than the recorded micro-batch, take the first samples
         return value[tuple(map(slice, tensor.shape))].copy() if is_known and value.ndim == zeros.ndim else zeros
 
     def _result(self, func: Any, args: Any, kwargs: Any, place: Any) -> Any:
-        """Return the result of an operation; if the result's shape depends on values, the recorded result.
+        """Return the result of an operation. If the result's shape depends on values, return the recorded result.
 
         Raises:
-            UnreadableError: the shape depends on values, and no result was recorded.
+            UnreadableError: the result's shape depends on values, and no result was recorded.
         """
         where = place[2] or place[1] or "an operation of the program"
         key = place[2], place[1], str(func)
         is_known, known = False, None
         if place[2] and torch_tools.depends_on_values(func) and key in self.values.known:
-            # take the recorded result even if it is not needed, so that the next read gets the next result
+            # take the recorded result even if it is not needed, so that the next operation gets the next result
             is_known, known = self.values.take(key)
         try:
             return func(*args, **kwargs)
@@ -300,8 +301,8 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
 
 
 def _counts_steps() -> bool:
-    """Whether an optimizer is reading its step count. It may divide by a function of the count, so the count must not
-    be 0.
+    """Whether an optimizer is reading its step count. The count must not be 0, because an optimizer may divide by a
+    function of the count.
     """
     frame: Any = sys._getframe(2)
     while frame is not None:
@@ -339,14 +340,14 @@ def _flops(func: Any, args: Any, outputs: list[Tensor]) -> int:
         return 0
     try:
         return int(formula(*args, out_val=outputs[0] if len(outputs) == 1 else outputs))
-    # in a newer torch the formula may need other arguments; the time is then computed from the bytes alone
+    # in a newer torch the formula may need other arguments; without flops, the time is computed from the bytes
     except Exception:
         return 0
 
 
 def _attention_flops(args: Any, backward: int) -> int:
-    """Return the number of floating-point operations of the CPU's flash attention, for which torch has no formula. The
-    planned device's kernel computes only half of causal attention.
+    """Return the floating-point operations of the CPU's flash attention, for which torch has no formula. For causal
+    attention, return half of them, because a device's kernel computes only one half.
     """
     count = flop_counter.sdpa_backward_flop_count if backward else flop_counter.sdpa_flop_count
     full = int(count(*(each.shape for each in args[: 3 + backward])))
@@ -355,10 +356,10 @@ def _attention_flops(args: Any, backward: int) -> int:
 
 
 def finished(ledger: Ledger, first: int) -> tuple[Operation | Exchange, ...]:
-    """Return the steps from number ``first`` on. Each exchange gets the index of the step before which the rank waits
-    for this exchange.
+    """Return the steps from index ``first`` on. Set ``waited_on_at`` of each exchange: the index of the step before
+    which the rank waits for the exchange.
 
-    A rank waits for a gather before the first operation that reads the gather's result, and for a reduction of
+    A rank waits for a gather before the first operation that reads the gather's result. A rank waits for a reduction of
     gradients before the first operation after the backward pass.
     """
     steps = ledger.steps[first:]

@@ -1,5 +1,5 @@
-"""Compute the peak of memory, its kinds and its line from recorded events; extrapolate from models with two and three
-blocks to the whole model.
+"""Compute the peak of memory from recorded events, with the kinds of memory and the program's line. Extrapolate from
+two and three blocks to all blocks.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ from drivetrain.forecast.operations import (
 from drivetrain.forecast.repeated import repeated
 
 Key = tuple[int, str, str]
-"""Names a stretch, which is a part of a window: by the micro-batch, the phase, and the place before, in or after the
-blocks."""
+"""Identifies a stretch (a part of a window) by the micro-batch, the phase, and the place before, in or after the
+blocks.
+"""
 
 
 @dataclass
 class Stretch:
-    """The largest memory in one stretch of a window.
+    """The largest memory in a stretch, which is a part of a window (the batches of one optimizer step).
 
     Attributes:
-        total: bytes on the device.
-        kinds: these bytes by kind.
-        blocks: the activations among them by block; "" outside of blocks.
-        phase, block, line: where the program reaches this memory.
+        total: the bytes on the device.
+        kinds: the bytes by kind, such as "activations".
+        blocks: the bytes of activations by block. "" is outside of blocks.
+        phase, block, line: the place in the program with the largest memory.
     """
 
     total: int
@@ -47,22 +48,22 @@ class Stretch:
 
 @dataclass
 class Measured:
-    """What one rank needs in a window (the batches of one optimizer step).
+    """The memory and the steps of one rank in a window (the batches of one optimizer step).
 
     Attributes:
-        stretches: the memory of each stretch, in order.
+        stretches: the memory of each part of the window, in order.
         recorded: the operations and exchanges of the window.
         blocks: the paths of the repeated blocks.
-        lists: the lists of blocks that were shortened, with their full lengths.
-        batches: the micro-batches of a window, of which at most two are measured.
-        on_host: the kinds that are kept in the host's memory, and so are not counted.
-        unreadable: the lines that read values which are not known, and how often.
-        read: the lines that read recorded values, and how often.
-        start: the bytes by kind when the window begins.
-        batch_size: the samples of a micro-batch; 0: not known.
-        live: the live bytes at the hooks of the last batch, as they were measured.
-        classes: the ranks of the job by the sizes of their shards, the largest first.
-        fragments: the bytes that torch's allocator reserves on a device beyond the peak.
+        lists: the paths of the lists whose blocks were removed, and the lengths before the removal.
+        batches: the number of micro-batches in a window. At most two of them are measured.
+        on_host: the kinds that are in the host's memory. These kinds are not counted.
+        unreadable: for each line of the program, how many unknown values the line reads.
+        read: for each line of the program, how many recorded values the line reads.
+        start: the bytes by kind at the beginning of the window.
+        batch_size: the number of samples in a micro-batch, or 0 if it is unknown.
+        live: for each hook, the measured live bytes when the last batch called the hook.
+        classes: the ranks of the job, grouped by the sizes of their shards, the largest first.
+        fragments: the bytes that torch's allocator reserves in addition to the peak.
     """
 
     stretches: dict[Key, Stretch]
@@ -87,15 +88,15 @@ class Measured:
 
 @dataclass
 class Change:
-    """A change of the program.
+    """A change of the program that may reduce the memory.
 
     Attributes:
-        name: a few words.
-        write: the line to write.
+        name: a short name.
+        write: the line that the user must write.
         arguments: the Trainer's arguments that the change sets.
-        case: attributes of a :class:`Case`.
-        rank: the rank that is run; ``None``: the planned one.
-        found: what the changed program needs; ``None``: not measured, for the reason in ``failed``.
+        case: attributes of a :class:`~drivetrain.forecast.windows.Case`.
+        rank: the rank to measure, by default the planned rank.
+        found: the measurement of the changed program, or ``None``. ``failed`` is then the reason.
     """
 
     name: str
@@ -107,7 +108,7 @@ class Change:
     failed: str = ""
 
     def beside(self, other: Change) -> Change:
-        """Return one change that combines this change and ``other``."""
+        """Return a change that combines this change and ``other``."""
         return Change(
             f"{self.name} + {other.name}", f"{self.write} and {other.write}", {**self.arguments, **other.arguments},
             {**self.case, **other.case},
@@ -117,7 +118,7 @@ class Change:
 def measured(
     ledger: Ledger, first: int, blocks: tuple[str, ...], on_host: tuple[str, ...], **others: Any
 ) -> Measured:  # fmt: skip
-    """Return the memory of the window that begins with event number ``first``; ``others`` are further attributes of the
+    """Return the memory of the window that begins with event number ``first``. ``others`` are further attributes of the
     result.
     """
     kinds, activations = Counter[str](), Counter[str]()
@@ -152,7 +153,7 @@ def measured(
 
 
 def _reserved(ledger: Ledger, on_host: tuple[str, ...]) -> int:
-    """Return the bytes that an allocator reserves for all windows.
+    """Return the bytes that torch's allocator reserves in all windows.
 
     FSDP2 allocates gathered parameters, and reduced gradients, on two further streams.
     """
@@ -167,9 +168,7 @@ def _reserved(ledger: Ledger, on_host: tuple[str, ...]) -> int:
 
 
 class _Places:
-    """Names the place of an event: in the first block, in the last one, in one between them, before all blocks, or
-    after them.
-    """
+    """Names the place of an event: in the first, a middle or the last block, before all blocks, or after a block."""
 
     def __init__(self, blocks: tuple[str, ...]) -> None:
         parents: dict[str, list[str]] = {}
@@ -198,23 +197,23 @@ class _Places:
 
 
 def multiplied(few: Measured, more: Iterable[Measured], fewest: int) -> Measured:
-    """Return what the model needs with all blocks.
+    """Return the measurement extrapolated to the model with all blocks.
 
-    In each stretch, memory is a linear function of the number of blocks: one more block adds its shards, and also those
-    of its activations and gradients that are live in this stretch. The forecast assumes that the allocator's fragments
-    do not grow, because tensors larger than a block's cause the fragments.
+    In each part of the window, memory is a linear function of the number of blocks. A block adds its shards, and the
+    activations and gradients of the block that are live in this part. The allocator's fragments are assumed not to
+    grow, because they come from tensors that are larger than a block's tensors.
 
     Args:
         few: the result with ``fewest`` blocks in each list.
-        more: for each list, the result with one block more.
-        fewest: the number of blocks.
+        more: for each list, the result with one more block in this list.
+        fewest: the number of blocks in ``few``.
     """
     each = list(zip(more, few.lists, strict=True))
     stretches = {}
     for key, base in few.stretches.items():
         grown = [(other.stretches[key], length - fewest) for other, (_, length) in each if key in other.stretches]
         if len(grown) < len(each):
-            # this stretch exists only with few blocks, such as the one between the first and the last of two
+            # this part of the window exists only in ``few``
             continue
         kinds = _line(base.kinds, [(other.kinds, factor) for other, factor in grown])
         block = _line(_by_role(base.blocks), [(_by_role(other.blocks), factor) for other, factor in grown])
@@ -237,7 +236,7 @@ def _line(base: Mapping[str, int], grown: list[tuple[Mapping[str, int], int]]) -
 
 
 def _by_role(blocks: Mapping[str, int]) -> dict[str, int]:
-    """Sum the activations of all blocks of a list; the key is the list's path and ".*"."""
+    """Return the sum of the activations of each list's blocks. The key is the list's path and ".*"."""
     found = Counter[str]()
     for path, size in blocks.items():
         parent, dot, _ = path.rpartition(".")

@@ -1,5 +1,5 @@
-"""Records of what one rank does in a window (the batches of one optimizer step): allocations, operations, and exchanges
-with other ranks, in the order in which Python issues them.
+"""Records of one rank in a window (the batches of one optimizer step): allocations, operations, and exchanges with
+other ranks, in the order in which Python issues them.
 """
 
 from __future__ import annotations
@@ -8,18 +8,18 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Phase = Literal["forward", "recompute", "backward", "clip", "optimizer"]
-"""Part of a window; ``recompute``: the forward pass of checkpointed blocks during the backward pass."""
+"""A part of a window. In "recompute", checkpointed blocks repeat their forward pass during the backward pass."""
 PARAMETERS, GATHERED, GRADIENTS, OPTIMIZER = "parameters", "gathered parameters", "gradients", "optimizer"
 ACTIVATIONS, BUFFERS, BATCH, EXCHANGED, OTHER = "activations", "buffers", "batch", "exchange buffers", "temporary"
 KINDS = (PARAMETERS, GATHERED, GRADIENTS, OPTIMIZER, ACTIVATIONS, BUFFERS, BATCH, EXCHANGED, OTHER)
-"""What memory is used for; ``OTHER``: gradients of activations, and intermediate results of the optimizer."""
+"""The kinds of memory. ``OTHER`` is the gradients of activations, and intermediate results of the optimizer."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """The ranks of a group: ``count`` ranks whose numbers are ``stride`` apart.
+    """The ranks of a process group: ``count`` ranks with a distance of ``stride`` between consecutive numbers.
 
-    Ranks 0 to 7 are ``Ranks(8, 1)``; ranks 0, 8, 16 and 24 are ``Ranks(4, 8)``.
+    Ranks 0 to 7 are ``Ranks(8, 1)``, and ranks 0, 8, 16 and 24 are ``Ranks(4, 8)``.
     """
 
     count: int
@@ -32,12 +32,13 @@ class Operation:
 
     Attributes:
         name: the name of torch's operation, such as "aten.mm".
-        dtype: of its first floating-point input, such as "bfloat16"; "" if it has none.
-        flops: floating-point operations, a multiplication with an addition counted as two; 0 if torch has no formula.
-        bytes_moved: bytes of the inputs it reads and of the outputs it writes; 0 for views.
-        phase: the part of the window.
-        block: the path of the repeated block in the model, such as "layers.3"; "" outside of blocks.
-        line: "file.py:12" of the user's program that led to it; "" if none did.
+        dtype: the dtype of the first floating-point input, such as "bfloat16", or "".
+        flops: the number of floating-point operations, or 0 if torch has no formula. A fused multiplication and
+            addition counts as two.
+        bytes_moved: the bytes of all inputs and outputs, or 0 for a view.
+        phase: the part of the window in which the operation was issued.
+        block: the path of the repeated block in the model, such as "layers.3", or "" outside of blocks.
+        line: the line of the user's program that caused the operation, such as "file.py:12", or "".
     """
 
     name: str
@@ -55,14 +56,14 @@ class Exchange:
 
     Attributes:
         name: "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send", "recv".
-        group_ranks: the ranks that take part.
-        bytes: the size of the output of all_gather and of the input of reduce_scatter, which contain the parts of all
-            ranks; for the others, the size of one rank's tensor.
-        dtype: of the exchanged tensor, such as "bfloat16".
-        phase: the part of the window in which it was issued.
+        group_ranks: the ranks of the process group.
+        bytes: the size of one rank's tensor. For all_gather, the size of the output, which has the parts of all ranks.
+            For reduce_scatter, the size of the input, which has the parts of all ranks.
+        dtype: the dtype of the exchanged tensor, such as "bfloat16".
+        phase: the part of the window in which the exchange was issued.
         block: as in :class:`Operation`.
-        waited_on_at: index in :attr:`Recorded.steps` of the first operation issued after the rank waited for the
-            exchange; ``len(steps)``: the rank does not wait within the window.
+        waited_on_at: the index in :attr:`Recorded.steps` of the first operation after the rank has waited for the
+            exchange. ``len(steps)`` if the rank does not wait in the window.
     """
 
     name: str
@@ -79,10 +80,12 @@ class Recorded:
     """One window of one rank.
 
     Attributes:
-        steps: operations and exchanges, in the order of issue.
-        is_compiled: the Trainer compiles the module; the recorded operations are nevertheless those before fusion.
-        allows_tf32: float32 matrices may be multiplied in TF32.
-        pipeline: the ranks of a pipeline, the micro-batches of a batch, and the stages of a rank.
+        steps: the operations and exchanges, in the order in which Python issues them.
+        is_compiled: whether the Trainer compiles the module. The recorded operations are those of the module before
+            compilation.
+        allows_tf32: whether torch may multiply float32 matrices in TF32.
+        pipeline: the numbers of ranks in a pipeline, of micro-batches in a batch, and of stages on a rank. ``None``
+            without a pipeline.
     """
 
     steps: tuple[Operation | Exchange, ...]
@@ -96,9 +99,9 @@ class Event:
     """A change of the live bytes.
 
     Attributes:
-        storage: the number of the storage.
-        size: the bytes by which the storage grows; negative if it shrinks.
-        phase, block, line: as of an operation.
+        storage: the number that identifies the storage.
+        size: the bytes by which the storage grows. Negative if the storage shrinks.
+        phase, block, line: as in :class:`Operation`.
     """
 
     storage: int
@@ -110,18 +113,18 @@ class Event:
 
 @dataclass
 class Ledger:
-    """The record of a run.
+    """The record of several windows of one rank.
 
     Attributes:
         events: the changes of live bytes, in order.
-        steps: operations and exchanges, in order; the index at which the rank waits for an exchange is filled in at the
-            end.
-        kinds: the kind of each storage, by its number.
-        blocks: the block in whose forward pass a storage was made.
-        makers: the function of torch that made a storage for an exchange, if one did.
+        steps: the operations and exchanges, in order. The attribute ``waited_on_at`` of exchanges is set at the end.
+        kinds: the kind of each storage. The keys are numbers of storages.
+        blocks: for each storage, the block whose forward pass has allocated the storage.
+        makers: for each storage, the function of torch that has allocated the storage for an exchange, or "".
         set_up: the number of events before the first batch.
-        unreadable: the lines of the program that read unknown values, and how often.
-        read: the lines of the program that read values recorded in a pass with real values, and how often.
+        unreadable: for each line of the program, how many unknown values the line reads.
+        read: for each line of the program, how many recorded values the line reads. A run with real values records
+            them.
     """
 
     events: list[Event] = field(default_factory=list)

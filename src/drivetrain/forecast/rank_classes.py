@@ -1,4 +1,4 @@
-"""Group the ranks of a job by the sizes of their shards, because a plan runs only one rank of each group."""
+"""Group the ranks of a job by the sizes of their shards. A plan measures only one rank of each group."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from torch import nn
 from drivetrain.forecast import torch_tools
 
 MOST_CLASSES = 4
-"""A plan runs a rank of at most this many classes: those with the largest shards."""
+"""A plan measures one rank of at most this many groups: those with the largest shards."""
 
 
 def rank_classes(module: nn.Module, ranks: int, owners: dict[str, int], pipeline: int) -> tuple[tuple[int, ...], ...]:
-    """Return the classes, each as the numbers of its ranks; classes with larger shards come first.
+    """Return the groups of ranks, each as the numbers of its ranks. The group with the largest shards is the first.
 
-    In a pipeline, the first and the last stage are separate classes even if their parameters are equal, because an
-    earlier stage keeps the activations of more micro-batches.
+    In a pipeline, the first rank and the last rank are in separate groups even if their shards have the same size. The
+    first rank keeps the activations of more micro-batches than the last.
 
     Args:
-        module: the model, whose parameters are set up.
+        module: the model after its set-up.
         ranks: the number of ranks.
-        owners: the rank of a pipeline that holds each parameter.
-        pipeline: the number of ranks in a pipeline; 1 without one.
+        owners: for each parameter, the rank of a pipeline that has the parameter.
+        pipeline: the number of ranks in a pipeline, or 1 if there is no pipeline.
     """
     shapes: list[list[Any]] = [[] for _ in range(ranks)]
     sizes = [0] * ranks
@@ -52,7 +52,7 @@ def rank_classes(module: nn.Module, ranks: int, owners: dict[str, int], pipeline
 
 
 def _local(shape: Sequence[int], placements: Any, mesh: Sequence[int], place: Sequence[int]) -> tuple[int, ...]:
-    """Return the shape of a shard; torch cuts tensors into shards as ``torch.chunk`` does."""
+    """Return the shape of a shard. torch divides a tensor into shards as ``torch.chunk`` does."""
     local = list(shape)
     for placement, parts, at in zip(placements, mesh, place, strict=True):
         if (dim := getattr(placement, "dim", None)) is not None:

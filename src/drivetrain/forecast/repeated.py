@@ -17,10 +17,10 @@ _COMPUTED = ("forward", "recompute", "backward")
 def repeated(few: Sequence[Step], more: Sequence[Step], length: int) -> tuple[Step, ...]:
     """Return the steps of a window of a model with ``length`` blocks.
 
-    In each phase, ``more`` has the steps of ``few`` and, in one place, the steps of one more block. These additional
-    steps are repeated. A step that moves more bytes with more blocks, such as an optimizer's, grows by as many bytes
-    with each further block. DDP's buckets do not depend on blocks: the result has as many buckets of the largest size
-    as the gradients need, evenly spread.
+    In each phase, ``more`` has the steps of ``few`` and additional steps of one more block, which are repeated. If a
+    step, such as an optimizer's, moves more bytes in ``more`` than in ``few``, the step grows by the difference with
+    each further block. DDP's buckets are not parts of blocks. The result has as many buckets of the largest size as the
+    gradients need, evenly distributed.
 
     Args:
         few: the steps with two blocks.
@@ -44,7 +44,7 @@ def repeated(few: Sequence[Step], more: Sequence[Step], length: int) -> tuple[St
         if place is None and len(old) == len(new):
             new = [_grown(one, other, length - 3) for one, other in zip(old, new, strict=True)]
         order = [*range(start), *(length - 2) * [*range(start, start + size)], *range(start + size, len(new))]
-        if place is None and len(old) < len(new):  # exchanges of buckets lie between the block's steps
+        if place is None and len(old) < len(new):  # DDP's exchanges are between the steps of the block
             middle = [index for index, each in enumerate(new) if each.block.rpartition(".")[2] == "1"]
             rest = [index for index in range(len(new)) if index not in set(middle)]
             cut = next((at for at, index in enumerate(rest) if middle and index > middle[0]), len(rest))
@@ -68,7 +68,7 @@ def repeated(few: Sequence[Step], more: Sequence[Step], length: int) -> tuple[St
 
 
 def _runs(steps: Sequence[Step]) -> list[list[Step]]:
-    """Return the steps by phase; recomputed steps belong to the backward pass."""
+    """Return the steps of each phase. Recomputed steps belong to the backward pass."""
     return [list(run) for _, run in groupby(steps, key=lambda each: each.phase.replace("recompute", "backward"))]
 
 
@@ -80,9 +80,11 @@ def _key(step: Step, labels: bool) -> tuple[Any, ...]:
 
 
 def _inserted(old: list[Step], new: list[Step]) -> tuple[int, int] | None:
-    """Return where steps were inserted into ``old`` to make ``new``, and how many; ``None`` if not in one place."""
+    """Return the index at which ``new`` has additional steps, and their number. Return ``None`` if ``new`` differs from
+    ``old`` in several places.
+    """
     size = len(new) - len(old)
-    for labels in (True, False):  # first compare also which steps belong to a block, then ignore this
+    for labels in (True, False):  # with labels, _key also tells whether a step belongs to a block
         one, other = ([_key(each, labels) for each in run] for run in (old, new))
         start = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), len(one))
         if size >= 0 and one[start:] == other[start + size :]:
@@ -104,7 +106,7 @@ def _is_bucket(step: Step) -> bool:
 
 
 def _spread(found: list[Step], first: int, before: list[Any], taken: list[Any], length: int) -> None:
-    """Insert exchanges of DDP's buckets among the steps of ``found`` from index ``first`` on."""
+    """Distribute the exchanges of DDP's buckets among the steps of ``found`` from index ``first`` on."""
     sizes = [sum(each.bytes for each in buckets) for buckets in (before, taken)]
     total = sizes[1] + (length - 3) * (sizes[1] - sizes[0])
     largest = max(taken, key=lambda each: each.bytes)

@@ -1,5 +1,5 @@
-"""Compute the shortest time of an operation on a device: the time of its arithmetic or of its memory accesses,
-whichever is longer.
+"""Compute the shortest time of an operation on a device: the maximum of the times for its arithmetic and for its memory
+accesses.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ Step = Operation | Exchange
 
 
 def duration(operation: Operation, device: Device, *, tf32: bool = False) -> float:
-    """Return the seconds that ``operation`` takes at best, once its kernel has started.
+    """Return the shortest time of the operation's kernel, in seconds.
 
     Args:
-        tf32: float32 matrices are multiplied in TF32 (``torch.set_float32_matmul_precision("high")``).
+        tf32: whether float32 matrices are multiplied in TF32, as after ``torch.set_float32_matmul_precision("high")``.
     """
     return max(arithmetic(operation, device, tf32=tf32), operation.bytes_moved / device.bandwidth)
 
 
 def arithmetic(operation: Operation, device: Device, *, tf32: bool = False) -> float:
-    """Return the seconds that the floating-point operations alone take at best."""
+    """Return the shortest time of the floating-point operations, in seconds."""
     if not operation.flops:
         return 0.0
     dtype = "tf32" if tf32 and operation.dtype == "float32" else operation.dtype
@@ -31,23 +31,23 @@ def arithmetic(operation: Operation, device: Device, *, tf32: bool = False) -> f
 
 
 def is_launched(operation: Operation) -> bool:
-    """Return whether ``operation`` runs a kernel: a view does not."""
+    """Return whether ``operation`` runs a kernel, which a view does not."""
     return bool(operation.flops or operation.bytes_moved)
 
 
 def fused(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """Return ``steps`` fused as torch.compile would fuse them in the best case.
+    """Return ``steps`` after the best fusion that torch.compile could make.
 
-    Operations that only move data become one kernel if no matrix operation, exchange or wait is between them.
-    torch.compile does not write the tensors between fused operations. The record does not say which tensors later
-    operations read. So the kernel is taken to move as many bytes as the largest of the fused operations. The optimizer
-    and FSDP's copies are not compiled.
+    Operations without flops become one kernel if no other operation, exchange or wait is between them. torch.compile
+    does not write the tensors between fused operations to memory, but the record does not show which tensors later
+    operations read. The kernel is therefore assumed to move as many bytes as the largest of the fused operations. The
+    optimizer and FSDP's copies are not compiled.
     """
     waits = {step.waited_on_at for step in steps if isinstance(step, Exchange)}
     kept: list[Step] = []
     at: list[int] = []
     """For each of ``steps``, its index in ``kept``."""
-    is_open = False  # whether the last of ``kept`` is a kernel that the next operation may join
+    is_open = False  # whether the next operation can be fused with the last of ``kept``
     for index, step in enumerate(steps):
         if isinstance(step, Operation) and _joins(step):
             last = kept[-1] if kept else None

@@ -1,5 +1,5 @@
-"""Stand-ins for the other ranks of a pipeline. The stand-ins send fake tensors with the shapes that the stages of these
-ranks return.
+"""Replace the other ranks of a pipeline in a plan: this rank gets fake tensors with the shapes that the other ranks'
+stages would send.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Pipeline:
     """The pipeline of this process.
 
     Attributes:
-        size: the number of its ranks; 1: there is none.
-        owners: for each parameter, the rank of the pipeline that holds it.
-        schedule: the ranks, the micro-batches of a batch, and the stages of a rank.
+        size: the number of ranks, or 1 if there is no pipeline.
+        owners: for each parameter, the rank of the pipeline that has the parameter.
+        schedule: the numbers of ranks, of micro-batches in a batch, and of stages on a rank.
     """
 
     size: int = 1
@@ -36,15 +36,13 @@ class Pipeline:
 
 PIPELINE = Pipeline()
 _STAGES: list[nn.Module] = []
-"""Copies of all stages. The copies are needed because a rank drops the parameters of the stages that are not its
-own."""
+"""Copies of all stages, because a rank drops the parameters of other ranks' stages."""
 _SHAPES: list[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]] = []
-"""For each stage its inputs and its outputs, for one micro-batch."""
+"""For each stage, the inputs and the outputs of one micro-batch."""
 
 
 def stand_in_for_stages(mode: Any) -> None:
-    """Patch drivetrain and torch's pipelining, in this process, so that one rank of a pipeline can run without the
-    others.
+    """Patch drivetrain and torch's pipelining in this process, so that one rank of a pipeline can run alone.
 
     Args:
         mode: the fake mode.
@@ -78,7 +76,7 @@ def stand_in_for_stages(mode: Any) -> None:
 
     def trained(schedule: Any, *args: Any) -> Any:
         sums = train(schedule, *args)
-        # stands for the loss and its weight, which the last stage would send
+        # in place of the loss and its weight, which the last stage would send
         return torch.ones(2) if sums is None else sums
 
     cast("Any", pipeline).configured, cast("Any", pipeline).owned_by = configured, owned
@@ -92,7 +90,7 @@ def stand_in_for_stages(mode: Any) -> None:
 
 
 def _shapes(strategy: PipelineStrategy, inputs: tuple[Tensor, ...], trains: bool) -> list[Any]:
-    """Pass a micro-batch through all stages, and return the inputs and outputs of each."""
+    """Pass a micro-batch through all stages. Return the inputs and outputs of each stage."""
     count = pipeline_stages.microbatches(len(inputs[0]), strategy.num_microbatches, strategy.size)
     values = tuple(each[: len(each) // count].detach() for each in inputs)
     found = []

@@ -1,4 +1,4 @@
-"""Stand-ins for the devices, the machines and the other ranks of a job, which a laptop lacks."""
+"""Replace the devices, the machines and the other ranks of a planned job, because a plan runs without them."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from drivetrain.strategies.strategy import Strategy
 
 @dataclass
 class Job:
-    """The job that is planned, as one of its ranks sees it.
+    """The planned job, and the rank that this process plays in the job.
 
     Attributes:
         devices: the number of ranks.
-        per_node: the number of ranks on each machine.
+        per_node: the number of ranks per machine.
         rank: the rank that this process plays.
-        on_host: whether the devices are the processors of the hosts.
+        on_host: whether the devices are CPUs.
     """
 
     devices: int
@@ -51,9 +51,11 @@ class Job:
 
 
 class PlannedAccelerator(CPUAccelerator):
-    """Stands for devices that this machine may not have. Fake tensors on these devices have the device type "cpu"."""
+    """Stands for the planned devices, which this machine may not have. Fake tensors on them have the device type
+    "cpu".
+    """
 
-    auto_priority: int | None = None  # type: ignore[assignment]  # never chosen by "auto"
+    auto_priority: int | None = None  # type: ignore[assignment]  # accelerator="auto" never chooses it
 
     @classmethod
     def joins_auto(cls) -> bool:
@@ -86,12 +88,12 @@ class PlannedEnvironment(ClusterEnvironment):
         return self._job.nodes
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
-        """Accept any number of devices, because the command line sets this number."""
+        """Accept all settings, because the command line has set them."""
 
 
 def planned(job: Job, strategy: str | None = None) -> Callable[[Settings], Plan]:
-    """Return a replacement of :func:`drivetrain.plan.resolve`. It resolves the Trainer's arguments for the devices of
-    ``job``; ``strategy``, if given, replaces the program's strategy.
+    """Return a function that replaces :func:`drivetrain.plan.resolve`. The function resolves the Trainer's arguments
+    for the devices of ``job``. If ``strategy`` is given, it replaces the program's strategy.
     """
     other = strategy
 
@@ -120,7 +122,7 @@ def planned(job: Job, strategy: str | None = None) -> Callable[[Settings], Plan]
 
 
 def refused_strategy(strategy: Strategy) -> str | None:
-    """Return why a run with ``strategy`` cannot be planned; ``None``: it can."""
+    """Return why a run with ``strategy`` cannot be planned, or ``None`` if it can be planned."""
     facts = strategy.facts
     if facts.drives_all_devices:
         why = "trains on all devices in one process"
@@ -134,8 +136,8 @@ def refused_strategy(strategy: Strategy) -> str | None:
 
 
 def stand_in_for_ranks(job: Job) -> None:
-    """Patch drivetrain, in this process, so that collectives return what they would if all ranks of ``job`` had this
-    rank's values.
+    """Patch drivetrain in this process. Collectives then behave as if all ranks of ``job`` had passed this rank's
+    values.
     """
     strategies, groups = cast("Any", ParallelStrategy), cast("Any", TorchGroup)
 
@@ -151,8 +153,8 @@ def stand_in_for_ranks(job: Job) -> None:
 
 
 def stand_in_for_ddp() -> None:
-    """Patch torch's DDP, in this process, because DDP compares and broadcasts values when it is created, and fake
-    tensors have no values.
+    """Patch torch's DDP in this process, because DDP's constructor compares and broadcasts values, and fake tensors
+    have no values.
     """
     torch_private.start_ddp_alone()
     wrap, assign = DDPStrategy._wrapped, torch_private.assign_buckets
@@ -173,9 +175,9 @@ def stand_in_for_ddp() -> None:
         first = torch_private.first_bucket_bytes if cap is None else int(cap * 2**20)
         _limits[:] = [first, int((25 if cap is None else cap) * 2**20)]
         model = wrap(strategy, module)
-        if strategy.comm[1] is None:  # torch's default hook would need the result of a real exchange
+        if strategy.comm[1] is None:  # torch's default hook needs the result of a real exchange
             hook: Any = _mean
-            hook.__signature__ = inspect.signature(_mean, eval_str=True)  # DDP compares the hook's annotated types
+            hook.__signature__ = inspect.signature(_mean, eval_str=True)  # DDP checks the hook's annotations
             model.register_comm_hook(strategy.data, hook)
         return model
 
@@ -184,9 +186,10 @@ def stand_in_for_ddp() -> None:
 
 
 ARRIVED: list[int] = []
-"""The ids of the parameters, in the order in which their gradients are computed in the first window. In that window DDP
-exchanges all gradients in one bucket; then DDP divides them into buckets in this order. To do the same, a plan wraps
-the model in DDP again."""
+"""The ids of the parameters, in the order in which the first window computes their gradients. In the first window DDP
+exchanges all gradients in one bucket, and afterwards divides them into buckets in this order. To get these buckets, a
+plan wraps the model in DDP again.
+"""
 
 
 def _mean(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]  # torch has no types
@@ -197,7 +200,7 @@ def _mean(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]: 
 
 
 def _exchange(group: Any, function: Callable[..., Any], *args: Any) -> Any:
-    """Return what a collective of drivetrain returns if every rank passes the same value."""
+    """Return the result of a collective of drivetrain to which every rank passes this rank's value."""
     return ANSWERS[function.__name__](len(group.ranks), *args)
 
 
@@ -211,16 +214,14 @@ ANSWERS: dict[str, Callable[..., Any]] = {
     "reduce_boolean_decision": lambda size, decision, every: decision,
     "barrier": lambda size, name: None,
 }
-"""For each function of strategies/collectives.py, what it returns in a group of ``size`` ranks that all pass the same
-value."""
+"""For each function of strategies/collectives.py, the result if all ``size`` ranks pass the same value."""
 
 
 def parameters_become_fake(mode: Any) -> None:
-    """Patch torch, in this process, so that a module's parameters and buffers are fake tensors as soon as they are
-    registered.
+    """Patch torch in this process, so that parameters and buffers become fake tensors when a module registers them.
 
-    A layer's constructor only reserves memory, and writes to the memory when it initializes the weights; with this
-    patch, the constructor initializes fake tensors. So a model may be larger than this machine's memory.
+    A layer's constructor allocates memory and registers the parameters before it writes to the memory. With this patch,
+    the constructor then initializes fake tensors. A model can therefore be larger than this machine's memory.
     """
     module = cast("Any", nn.Module)
     register_parameter, register_buffer = module.register_parameter, module.register_buffer
@@ -233,7 +234,7 @@ def parameters_become_fake(mode: Any) -> None:
             or type(tensor) not in (Tensor, nn.Parameter)
         ):
             return tensor
-        if not hasattr(tensor, _STAND_IN):  # a tensor that several modules register gets only one stand-in
+        if not hasattr(tensor, _STAND_IN):  # a tensor that several modules register gets one replacement
             setattr(tensor, _STAND_IN, torch_tools.alike(mode, tensor))
         return getattr(tensor, _STAND_IN)
 
@@ -248,7 +249,7 @@ def parameters_become_fake(mode: Any) -> None:
 
 
 def drop_values(mode: Any, module: nn.Module) -> None:
-    """Replace parameters and buffers that have values by fake ones."""
+    """Replace all real parameters and buffers by fake tensors."""
     dropped: dict[Any, Any] = {}
     for each in module.modules():
         for own in (own_parameters(each), own_buffers(each)):
@@ -259,7 +260,9 @@ def drop_values(mode: Any, module: nn.Module) -> None:
 
 
 def _apply(module: nn.Module, fn: Callable[[Any], Any], recurse: bool = True) -> nn.Module:
-    """Replaces ``nn.Module._apply``, which cannot swap a fake parameter to which a weak reference exists."""
+    """Replaces ``nn.Module._apply``, which cannot swap a fake parameter if there is a weak reference to the
+    parameter.
+    """
     changed: dict[int, nn.Parameter] = {}
     for each in module.modules() if recurse else [module]:
         for name, parameter in own_parameters(each).items():
@@ -280,7 +283,7 @@ _STAND_IN = "_drivetrain_stand_in"
 
 
 def device_numbers(ranks: Sequence[int]) -> tuple[int, int]:
-    """Return how many ranks a group has and how far apart their numbers are."""
+    """Return the number of ranks in a group, and the difference between the numbers of two consecutive ranks."""
     return len(ranks), ranks[1] - ranks[0] if len(ranks) > 1 else 1
 
 

@@ -1,5 +1,5 @@
-"""The private parts of torch that a plan uses. If the installed torch lacks one of these parts, a plan does without
-this part.
+"""Functions for a plan that use or patch torch's internals. A plan also works if the installed torch lacks one of the
+internals.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from drivetrain.base.torch_private import number_of_node, operation_name
 
 
 def fake_mode() -> AbstractContextManager[Any]:
-    """Return the context in which operations compute shapes only; it accepts real tensors, too."""
+    """Return a context in which operations only compute shapes. Operations also accept real tensors in this context."""
     return torch_private.FakeTensorMode(allow_non_fake_inputs=True)
 
 
 def is_fake(tensor: Any) -> bool:
-    """Whether ``tensor`` has a shape and no values."""
+    """Whether ``tensor`` is a fake tensor, which has a shape and no values."""
     return isinstance(tensor, torch_private.FakeTensor)
 
 
 def hide_devices() -> None:
-    """Hide all accelerators from torch in this process, because a plan needs none, and torch cannot use an accelerator
-    in a forked copy of a process that already uses one.
+    """Hide all accelerators from torch in this process. A plan needs no accelerator. A plan forks this process, and a
+    fork cannot use an accelerator that this process has already used.
     """
     accelerators = cast("Any", torch.accelerator)
     if (found := accelerators.current_accelerator()) is not None:
@@ -43,9 +43,10 @@ def hide_devices() -> None:
 
 
 def alike(mode: Any, tensor: Tensor) -> Tensor:
-    """Return a new fake tensor, or parameter, with the shape of ``tensor``, to which no weak reference exists.
+    """Return a new fake tensor or parameter with the shape of ``tensor``.
 
-    ``mode.from_tensor`` would keep a weak reference, and ``module.to`` cannot swap a parameter that has one.
+    ``mode.from_tensor`` would keep a weak reference to the new tensor, and ``module.to`` cannot swap a parameter that
+    has a weak reference.
     """
     with mode:
         made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
@@ -61,19 +62,19 @@ _DEPENDS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
 def real() -> AbstractContextManager[Any]:
-    """Return a context in which no mode is active: tensors are real, and nothing is recorded."""
+    """Return a context in which no torch mode is active. Tensors are real, and nothing is recorded."""
     return torch_private.without_modes()
 
 
 def forget_ranks() -> None:
-    """In a forked copy, forget the process group of the original process without destroying it, because the group's
-    other ranks do not know of the copy.
+    """Forget the process group of the process from which this process was forked. The group is not destroyed, because
+    its other ranks do not know this process.
     """
     cast("Any", dist).GroupMember.WORLD = None
 
 
 def keep_meshes_real() -> None:
-    """Patch torch's device meshes, in this process, so that their tensors of ranks are real even in the fake mode."""
+    """Patch torch's device meshes in this process, so that their tensors of ranks are real even in the fake mode."""
 
     def outside(function: Any) -> Any:
         @functools.wraps(function)
@@ -85,7 +86,7 @@ def keep_meshes_real() -> None:
 
     mesh: Any = device_mesh.DeviceMesh
     mesh.__init__ = outside(mesh.__init__)
-    # otherwise ``mesh`` is no property: the constructor of other torch versions sets an attribute
+    # in other versions of torch, ``mesh`` is an attribute that the constructor sets
     if "mesh" in vars(mesh):
         mesh.mesh = property(outside(mesh.mesh.fget))
     if hasattr(mesh, torch_private.JOIN_MESHES):
@@ -97,12 +98,12 @@ def join_fake_ranks(rank: int, world_size: int, timeout: Any) -> None:
     """Make this process rank ``rank`` of ``world_size`` in a process group that exchanges nothing."""
     store = torch_private.FakeStore()
     dist.init_process_group("fake", store=store, rank=rank, world_size=world_size, timeout=timeout)
-    _ = torch_private.collectives  # this import lets FakeTensorMode run torch's collectives in older versions of torch
+    _ = torch_private.collectives  # the import, which older versions of torch need for collectives in FakeTensorMode
 
 
 def stages_know_shapes(stage: Any) -> None:
-    """Patch torch's ``PipelineStage``, whose ranks vote on whether shapes are given. A plan gives the shapes, so skip
-    the vote.
+    """Patch torch's ``PipelineStage``: skip the communication in which its ranks agree whether shapes are given. A plan
+    gives the shapes.
     """
     known = SimpleNamespace(item=lambda: 1)
     for name in torch_private.VOTES_OF_A_STAGE:
@@ -111,8 +112,8 @@ def stages_know_shapes(stage: Any) -> None:
 
 @contextlib.contextmanager
 def resizes_seen(seen: Callable[[torch.UntypedStorage, int, int], None]) -> Iterator[None]:
-    """Context that calls ``seen(storage, before, after)`` for each storage that is resized in place, with its bytes
-    before and after.
+    """Context in which ``seen(storage, before, after)`` is called for each storage that is resized in place. ``before``
+    and ``after`` are the storage's bytes.
     """
     own = torch.UntypedStorage.resize_
 
@@ -131,9 +132,10 @@ def resizes_seen(seen: Callable[[torch.UntypedStorage, int, int], None]) -> Iter
 
 @contextlib.contextmanager
 def arrays_seen(seen: Callable[[Any, Tensor, bool], Any]) -> Iterator[None]:
-    """Context in which ``tensor.numpy(force=force)`` calls ``seen(own, tensor, force)``; ``own`` is torch's method.
+    """Context in which ``tensor.numpy(force=force)`` calls ``seen(own, tensor, force)``. The argument ``own`` is
+    torch's method.
 
-    In this context a fake tensor without dimensions is formatted as the value that its ``item()`` returns.
+    A fake tensor without dimensions is formatted as the result of its ``item()``.
     """
     tensors = cast("Any", Tensor)
     numpy, written = tensors.numpy, tensors.__format__
@@ -156,20 +158,20 @@ _WIDE = (
     "layer_norm group_norm cosine_similarity nll_loss nll_loss2d kl_div l1_loss smooth_l1_loss huber_loss mse_loss "
     "binary_cross_entropy_with_logits logsumexp softmax.int log_softmax.int cumsum cumprod sum sum.dim_IntList prod"
 )
-"""The operations that autocast computes in float32 on devices, but perhaps not on the CPU."""
+"""The operations that autocast computes in float32 on accelerators, but not always on the CPU."""
 
 
 def autocast_as_devices_do() -> Any:
-    """Make autocast on the CPU compute in float32 what autocast on other devices computes in float32; the change lasts
+    """Let autocast on the CPU compute the same operations in float32 as autocast on accelerators. The change lasts
     until the returned object is freed.
     """
     library: Any = cast("Any", torch.library).Library("aten", "IMPL")
     for name in _WIDE.split():
         packet, _, overload = name.partition(".")
         operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
-        # RuntimeError: this process has already registered such a kernel
+        # RuntimeError: this process has already registered the kernel
         with contextlib.suppress(RuntimeError), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns about replaced kernels; replacing is intended
+            warnings.simplefilter("ignore")  # torch warns about replaced kernels
             library.impl(name, functools.partial(_widened, operator), "AutocastCPU")
     return library
 
@@ -186,18 +188,19 @@ def _widened(operator: Any, *args: Any, **options: Any) -> Any:
 # ---- which operation of the forward pass a backward one belongs to ---------------------------------------------------
 
 KNOWS_NODES = None not in (torch_private.running_node, torch_private.newest_node)
-"""Whether torch tells which node of the autograd graph is running. If not, a plan cannot find the lines of the backward
-pass's operations."""
+"""Whether torch tells which node of the autograd graph is running. If False, a plan does not know the program's lines
+for operations of the backward pass.
+"""
 
 
 def running_node() -> int | None:
-    """Return the number of the autograd node that is running; ``None`` outside of a backward pass."""
+    """Return the number of the running autograd node, or ``None`` outside of a backward pass."""
     node = torch_private.running_node() if KNOWS_NODES else None
     return None if node is None else number_of_node(node)
 
 
 def newest_node() -> int:
-    """Return the number of the autograd node that was created last."""
+    """Return the number of the newest autograd node."""
     return int(torch_private.newest_node()) - 1 if KNOWS_NODES else -1
 
 
@@ -216,7 +219,7 @@ _SPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor")
 
 
 def collective_name(func: Any) -> str | None:
-    """Return the name of the collective that ``func`` calls; ``None`` if ``func`` is no collective."""
+    """Return the name of the collective that the operation ``func`` calls, or ``None``."""
     return _NAMES.get(operation_name(func)) if func.namespace in _SPACES else None
 
 
@@ -226,5 +229,5 @@ def ranks_of(func: Any, args: Any) -> list[int]:
 
 
 def largest(tensors: list[Tensor]) -> Tensor | None:
-    """Return the tensor with the most bytes, which is the output of a gather and the input of a reduce-scatter."""
+    """Return the tensor with the most bytes: the output of a gather, or the input of a reduce-scatter."""
     return max(tensors, key=lambda each: each.numel() * each.element_size(), default=None)

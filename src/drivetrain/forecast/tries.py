@@ -1,4 +1,6 @@
-"""Measure the unchanged program and the changes that may make it fit, each in a copy of the process."""
+"""Measure the unchanged program, and changes with which the program may fit in memory. Each measurement runs in a fork
+of the process.
+"""
 
 from __future__ import annotations
 
@@ -29,17 +31,17 @@ Fits = Callable[[Measured], bool]
 
 
 class TryError(Exception):
-    """A variant of the program could not be measured; the message is the cause."""
+    """A variant of the program could not be measured."""
 
 
 class Planner:
-    """Measures variants of one program, after the program has created its Trainer and called ``fit``.
+    """Measures variants of a program that has created its Trainer and called ``fit``.
 
     Args:
         job: the planned job.
         mode: the fake mode.
         program: the path of the program.
-        asked: the command's request.
+        asked: the request of the command ``drivetrain plan``.
     """
 
     def __init__(self, job: Job, mode: Any, program: str, asked: dict[str, Any]) -> None:
@@ -47,7 +49,9 @@ class Planner:
         self._base, self.rank = Case(foreach=not job.on_host), job.rank
 
     def run(self, trainer: Any, started: Any, fits: Fits) -> dict[str, Any]:
-        """Return the result for the command: the unchanged program, and changes if the program does not fit."""
+        """Return the result for the command: the measurement of the unchanged program, and measured changes if the
+        program does not fit.
+        """
         self._trainer, self._started = trainer, started
         if why := refused_strategy(trainer.strategy):
             return {"refused": why}
@@ -67,7 +71,9 @@ class Planner:
         return found
 
     def _by_class(self, base: Measured) -> list[tuple[tuple[int, ...], Change]]:
-        """Return the classes of ranks, each with what its first rank needs; at most :data:`MOST_CLASSES` are run."""
+        """Return the groups of ranks, each with the measurement of its first rank. At most :data:`MOST_CLASSES` groups
+        are measured.
+        """
         classes = [(ranks, Change("", "", rank=ranks[0])) for ranks in base.classes]
         if len(classes) == 1:
             return []
@@ -80,8 +86,8 @@ class Planner:
     # ---- changes -------------------------------------------------------------------------------------------------
 
     def _tried(self, fits: Fits) -> Iterator[Change]:
-        """Measure and yield each change alone, the cheapest first. If none makes the program fit, combine more and more
-        changes, and yield each combination until the program fits.
+        """Measure and yield each change, the cheapest first. If the program fits with none of them, combine more and
+        more changes, and yield each combination until the program fits.
         """
         done = self._measured_together(list(self.changes()))
         yield from done
@@ -91,7 +97,7 @@ class Planner:
         together: Change | None = None
         for change in sorted(helpful, key=lambda each: each.found.peak.total if each.found else 0):
             if together is not None and {*together.arguments, *together.case} & {*change.arguments, *change.case}:
-                continue  # the combination already sets this argument to another value
+                continue  # the combination already sets this argument
             together = change if together is None else self._measured_together([together.beside(change)])[0]
             if together is not change:
                 yield together
@@ -99,7 +105,7 @@ class Planner:
                     return
 
     def _measured_together(self, changes: list[Change]) -> list[Change]:
-        """Measure changes, as many at a time as there are processors."""
+        """Measure changes, with as many forks at a time as there are processors."""
         most, running = os.cpu_count() or 1, list[tuple[Change, Copy]]()
         for change in [*(each for each in changes if not each.failed), None]:
             while running and (change is None or len(running) >= most):
@@ -111,7 +117,7 @@ class Planner:
         return changes
 
     def changes(self) -> Iterator[Change]:
-        """Yield the changes that this program has not made yet, the cheapest first."""
+        """Yield the changes that the program can still make, the cheapest first."""
         trainer = self._trainer
         model, options = self._started.model, trainer.strategy.agreed_options()
         is_sharded = "sharding_strategy" in options
@@ -153,11 +159,13 @@ class Planner:
             yield Change("tp", line, {"strategy": parallel}, failed=missing)
 
     def largest_batch(self, base: Measured, fits: Fits) -> int | None:
-        """Return the largest micro-batch that fits, up to the program's own; 0: none fits; ``None``: not known."""
+        """Return the largest micro-batch that fits, but no more than the program's micro-batch. Return 0 if no
+        micro-batch fits, and ``None`` if this is unknown.
+        """
         size = base.batch_size
         if not size or fits(base):
             return size or None
-        low, high = 0, size  # ``low`` fits or is 0, ``high`` does not
+        low, high = 0, size  # ``low`` fits or is 0, and ``high`` does not fit
         try:
             while high - low > 1:
                 middle = max(1, (low + high) // 2) if low else 1 if high == size else (low + high) // 2
@@ -174,11 +182,11 @@ class Planner:
     # ---- measurements --------------------------------------------------------------------------------------------
 
     def measured(self, change: Change) -> Measured:
-        """Return what the program needs with a change.
+        """Return the measurement of the program with a change.
 
-        A model with long lists of blocks is measured with two and with three blocks in each, and the result is
-        extrapolated. If the shortened model fails, for example because its code counts the blocks, the model is
-        measured with all blocks.
+        A model with long lists of blocks is measured with two and with three blocks in each list, and the result is
+        extrapolated. If this fails, for example because the model's code counts the blocks, the complete model is
+        measured.
 
         Raises:
             TryError: the program fails with the change.
@@ -191,7 +199,7 @@ class Planner:
         return multiplied(first, more, blocks.FEW) if more else first
 
     def _alone(self, change: Change, lengths: tuple[int, ...] | None) -> Measured:
-        """Measure a change in a copy of this process, because a run changes the model.
+        """Measure a change in a fork of this process, because a run changes the model.
 
         Raises:
             TryError: the program fails with the change.
@@ -218,14 +226,15 @@ class Planner:
 
 
 class Copy:
-    """A forked copy of this process, in which a function runs; on a system without ``fork``, the function runs here.
+    """A fork of this process, in which a function runs. On a system without ``fork``, the function runs in this
+    process.
 
     Args:
         function: returns the measurement.
-        alone_with: a file descriptor that the copy shares with this process. The copy then shares no other descriptor,
-            except a pipe for the result. So the copy cannot change the position in an open file, or hold a connection
-            open. ``None``: the copy shares all descriptors.
-        program: the path of the program, whose line is named if the function fails.
+        alone_with: the only file descriptor that the fork shares with this process, apart from a pipe for the result.
+            The fork then cannot change the position in an open file, or keep a connection open. With ``None``, the fork
+            shares all descriptors.
+        program: the path of the program. If the function fails, the message names the line of this program.
     """
 
     def __init__(self, function: Callable[[], Any], alone_with: int | None = None, program: str = "") -> None:
@@ -247,7 +256,7 @@ class Copy:
         os.close(writer)
 
     def result(self) -> Measured | TryError:
-        """Return the result of the function, or why there is none."""
+        """Return the result of the function, or the error of the function."""
         if self._here is not None:
             return self._here
         with os.fdopen(self._reader, "rb") as pipe:
@@ -259,18 +268,18 @@ class Copy:
         return found
 
     def is_done(self, timeout_s: float = 0.0) -> bool:
-        """Whether the result has arrived, or arrives within ``timeout_s``."""
+        """Whether the result arrives within ``timeout_s`` seconds."""
         return bool(select.select([self._reader], [], [], timeout_s)[0])
 
     def end(self) -> None:
-        """End the copy, whose result is not needed."""
+        """End the fork without a result."""
         os.close(self._reader)
         os.kill(self._process, signal.SIGKILL)
         os.waitpid(self._process, 0)
 
 
 def _open_files() -> dict[int, tuple[int, int]]:
-    """Return the file of each descriptor of this process."""
+    """Return the device and inode of each file descriptor of this process."""
     found = {}
     for each in map(int, os.listdir("/dev/fd")):
         with contextlib.suppress(OSError):  # os.listdir's own descriptor is closed by now
@@ -280,10 +289,11 @@ def _open_files() -> dict[int, tuple[int, int]]:
 
 
 def _close_inherited(inherited: dict[int, tuple[int, int]], kept: set[int]) -> None:
-    """Redirect inherited descriptors to the null device. The descriptors are not closed, because an object that owns a
-    descriptor may close it later.
+    """Redirect the inherited descriptors to the null device. The descriptors are not closed, because their owners may
+    close them later.
 
-    Descriptors that a library opens in the copy when it is forked, as libuv does for torch's store, are not redirected.
+    Descriptors that a library has opened during the fork are not redirected. libuv opens such descriptors for torch's
+    store.
     """
     nowhere = os.open(os.devnull, os.O_RDWR)
     for each, file in _open_files().items():
@@ -302,13 +312,13 @@ def _outcome(function: Callable[[], Measured], program: str) -> Measured | TryEr
 
 
 def cause(error: BaseException, program: str = "") -> str:
-    """Return an exception as one line of text, with the line of ``program`` that caused it and with a cure, if they are
-    known.
+    """Return an exception as one line of text. If known, add the line of ``program`` that caused the exception, and a
+    cure.
     """
     text = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
     is_own = program_files(program)
     own = [each for each in traceback.extract_tb(error.__traceback__) if program and is_own(each.filename)]
-    if own and not isinstance(error, UnreadableError):  # the message of an UnreadableError already names the line
+    if own and not isinstance(error, UnreadableError):  # an UnreadableError already names the line
         text += f" (at {os.path.relpath(own[-1].filename)}:{own[-1].lineno})"
     if any(words in text for words in _NAMES_A_DEVICE):
         text += " A plan has no devices: write self.device where the program names one."
@@ -316,4 +326,4 @@ def cause(error: BaseException, program: str = "") -> str:
 
 
 _NAMES_A_DEVICE = "not linked with support for", "not compiled with", "two different devices"
-"""Parts of torch's error messages about a missing device, and about tensors on different devices."""
+"""Parts of torch's messages about devices that are not available, and about tensors on different devices."""

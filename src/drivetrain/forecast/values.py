@@ -1,4 +1,4 @@
-"""Values that a program reads from tensors. A pass with real values records what is read, and passes on fake tensors
+"""The values that a program reads from tensors. A run on real tensors records these values, and runs on fake tensors
 use the recorded values.
 """
 
@@ -13,13 +13,13 @@ from torch import Tensor
 from drivetrain.base.tree import map_leaves
 
 Key = tuple[str, str, str]
-"""Identifies a read: the line of the program, the block that runs, and the operation."""
+"""Identifies a read of a value: the line of the program, the running block, and the operation."""
 MOST_UNKNOWN = 10_000
-"""The most unknown values that a line may read. The limit ends a loop that would wait for a certain value forever."""
+"""A line may read at most this many unknown values. This ends a loop that would wait forever for a certain value."""
 
 
 class UnreadableError(Exception):
-    """The program needs a value of a fake tensor, and none was recorded.
+    """The program needs the value of a fake tensor, and no value was recorded.
 
     Args:
         line: the line of the program.
@@ -34,11 +34,11 @@ class UnreadableError(Exception):
 
 
 class Values:
-    """Results of operations that depend on the values of tensors, in their order.
+    """The results of operations that depend on the values of tensors, in the order of the operations.
 
     Args:
-        known: the recorded results by key; ``None``: there are none, and the first read ends the pass.
-        records: whether this is the pass with real values.
+        known: the recorded results by key. With ``None``, the first read raises an UnreadableError.
+        records: whether this is the run on real tensors.
     """
 
     def __init__(self, known: dict[Key, list[Any]] | None, records: bool = False) -> None:
@@ -46,18 +46,18 @@ class Values:
         self._taken = Counter[Key]()
 
     def record(self, key: Key, result: Any) -> None:
-        """Keep the result of a read: a number, or the shapes of tensors."""
+        """Record the result of an operation. Of tensors, only the shapes are recorded."""
         self.known.setdefault(key, []).append(
             map_leaves(lambda leaf: leaf.detach().to("meta") if isinstance(leaf, Tensor) else leaf, result)
         )
 
     def take(self, key: Key) -> tuple[bool, Any]:
-        """Return whether a result was recorded for the next read, and this result with new tensors. After the last
-        recorded result, the first follows again.
+        """Return whether a result is recorded for the next read, and this result with new tensors. After the last
+        recorded result, return the first again.
 
         Raises:
-            UnreadableError: no result is known, and either this ends the pass, or the line has read
-                :data:`MOST_UNKNOWN` unknown values.
+            UnreadableError: no result is recorded, and ``known`` was ``None`` or the line has read :data:`MOST_UNKNOWN`
+                unknown values.
         """
         at, self._taken[key] = self._taken[key], self._taken[key] + 1
         if found := self.known.get(key):
@@ -72,8 +72,8 @@ def _new(leaf: Any) -> Any:
 
 
 def read_one_by_one() -> None:
-    """Patch torch, in this process: ``tensor.tolist()`` of a real tensor then calls ``item()`` for each value, as that
-    of a fake tensor does.
+    """Patch torch in this process, so that ``tensor.tolist()`` calls ``item()`` for each value. Fake tensors already do
+    this.
     """
 
     def tolist(tensor: Tensor) -> Any:

@@ -1,5 +1,5 @@
-"""Run two windows (the batches of two optimizer steps) of a program's fit on fake tensors, as one rank of the planned
-job.
+"""Run two windows of a program's fit on fake tensors, as one rank of the planned job. A window is the batches of one
+optimizer step.
 """
 
 from __future__ import annotations
@@ -50,15 +50,16 @@ from drivetrain.strategies.step import Step
 from drivetrain.trials.child import leave_no_trace
 
 WINDOWS = 2
-"""How many windows are run. The first window is not reported, because in it torch's sharding propagation makes tensors
-of global size, and the optimizer creates its state."""
+"""The number of windows. Only the second is reported. In the first, the optimizer creates its state, and torch's
+sharding propagation creates tensors of global size.
+"""
 MOST_BATCHES = 2
-"""The most batches of a window that are run; further batches would need the same as the last."""
+"""A window has at most this many batches in a plan. Further batches would need the same memory as the last."""
 
 
 class _EndedError(BaseException):
-    """Raised to end the fit when the windows are done. It is not an Exception, so that no handler in the program takes
-    it for a failure.
+    """Ends the fit after the last window. This class is no subclass of Exception, so that the program does not handle
+    it as an error.
     """
 
 
@@ -67,12 +68,12 @@ class Case:
     """A variant of the program that is measured.
 
     Attributes:
-        lengths: for each list of repeated blocks, how many blocks the measured model keeps; ``None``: all.
-        divides: the micro-batch is divided by this number, and the number of batches of a window is multiplied by it.
-        samples: the samples of a micro-batch, without a change of the number of batches; ``None``: the program's own
-            number.
-        recomputes: blocks recompute their activations in the backward pass.
-        foreach: optimizers update all parameters in one call, as torch does by default on devices other than the CPU.
+        lengths: the number of blocks that each list of repeated blocks keeps. With ``None``, the lists keep all blocks.
+        divides: the number by which the micro-batch is divided and the number of batches in a window is multiplied.
+        samples: the number of samples in a micro-batch, by default the program's number. The number of batches in a
+            window stays.
+        recomputes: whether blocks recompute their activations in the backward pass.
+        foreach: whether optimizers update all parameters in one call, which is torch's default on accelerators.
     """
 
     lengths: tuple[int, ...] | None = None
@@ -87,7 +88,7 @@ class OneBatch:
 
     Args:
         batch: the batch.
-        length: how often.
+        length: the number of repetitions.
     """
 
     def __init__(self, batch: Any, length: int) -> None:
@@ -101,7 +102,7 @@ class OneBatch:
 
 
 def first_batch(made: Any) -> Any:
-    """Return the first batch of a loader, or of loaders in a list or a dictionary."""
+    """Return the first batch of a loader, or the first batches of loaders in a list or a dictionary."""
     loader = made if isinstance(made, CombinedLoader) else arranged(made, "train_dataloader gave")
     if isinstance(loader, (list, tuple, Mapping)):
         loader = CombinedLoader(loader, "max_size_cycle")
@@ -118,7 +119,7 @@ class Watch(Callback):
         self._own = own
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Begin a batch; before the first batch of a window, begin the window."""
+        """Record the beginning of a batch. The first batch of a window also begins the window."""
         self._own.begins_batch(batch, batch_idx)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -127,15 +128,15 @@ class Watch(Callback):
 
 
 class WatchBackward(Watch):
-    """Also follows the backward pass; used with strategies that call the hooks of the backward pass."""
+    """Also follows the backward pass, if the strategy calls the hooks of the backward pass."""
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
-        """Follow the phase."""
+        """Record that the backward pass begins."""
         self._own.note("before backward")
         self._own.recorder.phase = "backward"
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
-        """Follow the phase."""
+        """Record that the backward pass has ended."""
         self._own.note("after backward")
         self._own.recorder.phase = "clip"
 
@@ -148,8 +149,8 @@ class Windows:
         case: the variant of the program.
         mode: the fake mode.
         program: the path of the program.
-        values: the values that the program reads from tensors; in a pass that records these values, tensors are real.
-        batch: the batch, or one with its shapes; ``None``: the first one of the program's loader.
+        values: the values that the program reads from tensors. While the values are recorded, tensors are real.
+        batch: the batch, or a batch with its shapes. The default is the first batch of the program's loader.
     """
 
     def __init__(
@@ -158,7 +159,7 @@ class Windows:
         self.job, self.case, self.mode, self.batch = job, case, mode, batch
         self.values, self.ledger = values, Ledger()
         self.recorder = Recorder(self.ledger, Lines(program_files(program)), values)
-        # so that tensors made before the first batch do not count as made in a forward pass
+        # so that tensors from before the first batch do not count as activations
         self.recorder.phase = "optimizer"
         self._optimizers: list[Any] = []
         self._arrivals: list[Any] = []
@@ -170,7 +171,7 @@ class Windows:
         self.batch_size = 0
 
     def run(self, trainer: Any, job: Any) -> Measured:
-        """Run the windows of ``job`` on ``trainer`` and return what they need."""
+        """Run the windows of ``job`` on ``trainer``, and return the measurement."""
         self._quiet(trainer, job.model)
         limits = trainer.limits
         self._window = min(limits.accumulate * self.case.divides, MOST_BATCHES)
@@ -201,7 +202,7 @@ class Windows:
     result: Any = None
 
     def _quiet(self, trainer: Any, model: Any) -> None:
-        """Switch off what writes to files or to the terminal, limits of the fit, and validation."""
+        """Switch off all output to files and the terminal, all limits of the fit, and validation."""
         self._is_compiled = bool(trainer.settings.compile)
         folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="drivetrain-plan-"))
         leave_no_trace(
@@ -216,9 +217,9 @@ class Windows:
         trainer.save_checkpoint = lambda *args, **options: None
 
     def _prepare(self, trainer: Any, set_up: Callable[[Any], None]) -> None:
-        """Set up the model on fake tensors, and record everything from here on."""
+        """Set up the model on fake tensors, and start the recording."""
         module = trainer.lightning_module
-        # a pipeline needs all blocks, because it divides the blocks into stages
+        # a pipeline needs all blocks, which it divides into stages
         self.lists = blocks.shorten(module, None if _owns_step(trainer.strategy) else self.case.lengths)
         self.blocks = blocks.paths(module)
         if self.case.recomputes:
@@ -253,11 +254,13 @@ class Windows:
     # ---- the windows ---------------------------------------------------------------------------------------------
 
     def begins_batch(self, batch: Any, batch_idx: int) -> None:
-        """At the start of a window, record its first step and the live bytes by kind."""
+        """Record the beginning of a batch. At the beginning of a window, record the window's first step and the live
+        bytes by kind.
+        """
         own = self.recorder
         self.ledger.set_up = self.ledger.set_up or len(self.ledger.events)
         if batch_idx % self._window == 0:
-            gc.collect()  # free objects in reference cycles that the previous window has left
+            gc.collect()  # free the reference cycles of the previous window
             own.mark([local_shard(each) for each in self.module.parameters() if not each.is_meta], PARAMETERS)
             own.mark([local_shard(each) for each in self.module.buffers() if not each.is_meta], BUFFERS)
             self._optimizers = list(self.trainer.strategy.optimizers)
@@ -272,11 +275,11 @@ class Windows:
         own.phase = "forward"
 
     def note(self, hook: str) -> None:
-        """Record the live bytes at a hook, in place of the bytes that the previous batch recorded there."""
+        """Record the live bytes at a hook. These bytes replace the bytes of the previous batch."""
         self._live[hook] = sum(self.recorder.sizes.values())
 
     def ends_batch(self, batch_idx: int) -> None:
-        """After the last batch, compute the result and end the fit."""
+        """Record the end of a batch. After the last batch, compute the result and end the fit."""
         self.recorder.phase = "optimizer"
         if batch_idx + 1 == self._window and self._arrivals:
             self._divide_by_arrival()
@@ -301,14 +304,14 @@ class Windows:
             ARRIVED.append(id(parameter))
 
     def _divide_by_arrival(self) -> None:
-        """Do what DDP does before its second window: divide the gradients into buckets, in the order in which the
-        gradients were computed.
+        """Divide the gradients into buckets in the order in which they were computed, as DDP does before its second
+        window.
         """
         for handle in self._arrivals:
             handle.remove()
         strategy = self.trainer.strategy
-        # The loop still holds the first DDP wrapper with its buffers. In a real run there is only one wrapper, so do
-        # not count these buffers.
+        # The loop still holds the first DDP wrapper with its buffers. These buffers are not counted, because a real run
+        # has only one wrapper.
         self.recorder.forget(EXCHANGED)
         wrap_again(strategy, self.module)
         strategy.driver.rebind()
@@ -335,12 +338,12 @@ def _owns_step(strategy: Any) -> bool:
 
 
 def _on_host(strategy: Any) -> tuple[str, ...]:
-    """Return the kinds that the strategy keeps in the host's memory."""
+    """Return the kinds of memory that the strategy keeps on the host."""
     return (PARAMETERS, GRADIENTS, OPTIMIZER) if strategy.agreed_options().get("cpu_offload") else ()
 
 
 def program_files(program: str) -> Callable[[str], bool]:
-    """Return whether a file is one of the program's own: neither installed nor a part of Python."""
+    """Return a function that tells whether a file is part of the program, and neither installed nor part of Python."""
     installed = [*site.getsitepackages(), sysconfig.get_path("stdlib"), str(Path(__file__).parents[1])]
     installed += [str(Path(torch.__file__).parent)]
 

@@ -1,1 +1,1 @@
-"""Parts of drivetrain that run inside other libraries: one file per library, with the names that a program imports."""
+"""Classes for programs that run inside another library, such as Ray Train. Each library has one file."""

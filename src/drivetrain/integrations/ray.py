@@ -1,4 +1,6 @@
-"""Report a fit's metrics and checkpoints to Ray Train, and resume from the newest checkpoint that it has kept."""
+"""Report a fit's metrics and checkpoints to Ray Train, and resume from the newest checkpoint that Ray Train has
+kept.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ from drivetrain.trainer import last
 __all__ = ["RayTrainEnvironment", "RayTrainReportCallback"]
 
 _NOTE = "drivetrain.json"
-"""A file in each reported checkpoint. It contains the name of the checkpoint's file, and the number of the fit that may
-resume from the checkpoint.
+"""The name of a file in each reported checkpoint. The file contains the name of the checkpoint's file, and the number
+of the fit that can resume from the checkpoint.
 """
 
 
@@ -32,26 +34,26 @@ class RayTrainReportCallback(Callback):
 
     The Trainer adds this callback in a worker of Ray Train. In other processes the callback does nothing.
 
-    When a ModelCheckpoint has written a checkpoint, the callback reports the metrics with this checkpoint's files. At
-    the end of an epoch without a new checkpoint, the callback reports the metrics alone. The metrics are
-    ``trainer.callback_metrics``, ``epoch`` and ``step``. Training continues after Ray has copied the files into its
-    storage. The machines need no shared folder besides this storage.
+    When a ModelCheckpoint has written a checkpoint, the callback reports the metrics and the checkpoint's files. At the
+    end of an epoch without a new checkpoint, the callback reports only the metrics. The metrics are
+    ``trainer.callback_metrics``, ``epoch`` and ``step``. Training waits until Ray has copied the files to its storage.
+    Apart from this storage, the machines need no shared folder.
 
-    A fit without ``ckpt_path`` resumes from the newest reported checkpoint of this fit. If the training function calls
-    several fits, the fits before the resumed fit run again from their start.
+    A fit without ``ckpt_path`` resumes from the newest checkpoint that this fit has reported. If the training function
+    calls several fits, the fits before the resumed fit start again from the beginning.
     """
 
     needs_every_rank = True
 
     def __init__(self) -> None:
         super().__init__()
-        self._download = ExitStack()  # the downloaded checkpoint, kept until the resuming fit has read it
+        self._download = ExitStack()  # removes the downloaded checkpoint after the fit has read it
         self._saved: dict[int, dict[str, float]] = {}  # the metrics at each save, by step
-        self._reported = self._reported_with_files = -1  # the steps of the last reports
+        self._reported = self._reported_with_files = -1  # steps of the last reports
         self._reports = False  # true while a fit trains in a worker of Ray Train
 
     def own_checkpoint(self, trainer: Trainer) -> str | None:
-        """Return the checkpoint that this fit has reported before Ray Train started the workers again."""
+        """Return the newest checkpoint that this fit had reported before Ray Train started the workers again."""
         checkpoint = _checkpoint_at_start() if is_worker() else None
         if checkpoint is None:
             return None
@@ -71,8 +73,7 @@ class RayTrainReportCallback(Callback):
         self._download.close()
         self._saved, self._reported, self._reported_with_files = {}, -1, -1
         self._reports = is_worker()
-        # use an observer and not a hook, because an observer is called after all callbacks, in whichever order they
-        # were passed
+        # an observer and not a hook, because observers are called after all callbacks
         if self._reports:
             report = functools.partial(self._report, trainer)
             trainer.hooks.observers.append(SimpleNamespace(checkpoint_saved=report, on_train_epoch_end=report))
@@ -83,15 +84,15 @@ class RayTrainReportCallback(Callback):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._download.close()
-        # report no checkpoint that a callback saves after the exception, because a report waits for all ranks, and
-        # perhaps only this rank has failed
+        # If a callback saves a checkpoint after the exception, do not report it: a report waits for all ranks, and
+        # perhaps only this rank has failed.
         self._reports = False
 
     # ---- reporting -----------------------------------------------------------------------------------------------
 
     def _report(self, trainer: Trainer, path: str | None = None, step: int | None = None) -> None:
-        """Report the checkpoint ``path`` of ``step``; ``None``: only the current metrics. All ranks must call this
-        method.
+        """Report the checkpoint ``path`` of ``step``. Without ``path``, report only the current metrics. All ranks must
+        call this method.
         """
         step = trainer.global_step if step is None else step
         if not self._reports or step == (self._reported if path is None else self._reported_with_files):
@@ -101,8 +102,8 @@ class RayTrainReportCallback(Callback):
             ray_train.report({**_metrics(trainer), "step": step})
             return
         self._reported_with_files = step
-        # use the metrics at the time of the save: if the file was written in the background, training has continued
-        # since
+        # The metrics at the time of the save. Training may have continued, because a checkpoint can be written in the
+        # background.
         saved = self._saved.get(step)
         metrics = {**(_metrics(trainer) if saved is None else saved), "step": step}
         self._saved = {later: each for later, each in self._saved.items() if later > step}
@@ -110,7 +111,7 @@ class RayTrainReportCallback(Callback):
             _link_files(trainer, path, folder)
             if trainer.is_global_zero:
                 name = path if files.is_remote(path) else os.path.basename(path)
-                fit = None if saved is None else last.finished_fits  # None if the checkpoint holds only weights
+                fit = None if saved is None else last.finished_fits  # None: the checkpoint holds only weights
                 Path(folder, _NOTE).write_text(json.dumps({"checkpoint": name, "fit": fit}))
             ray_train.report(metrics, checkpoint=ray_train.Checkpoint.from_directory(folder))
 
@@ -126,8 +127,8 @@ def _metrics(trainer: Trainer) -> dict[str, float]:
 
 
 def _link_files(trainer: Trainer, path: str, folder: str) -> None:
-    """Link the files of a checkpoint into ``folder``, each on one machine: rank 0 links all files that its machine has,
-    and the first rank of each other machine links its files that rank 0's machine does not have.
+    """Link the files of a checkpoint into ``folder``. Rank 0 links all files that its machine has. On each other
+    machine, the first rank links the files that rank 0's machine does not have.
     """
     if files.is_remote(path):
         return  # every machine can read the file at this address
@@ -142,6 +143,6 @@ def _link_files(trainer: Trainer, path: str, folder: str) -> None:
 
 
 def _files_of(trainer: Trainer, path: str) -> Iterator[Path]:
-    """Yield the files of the checkpoint ``path`` that this machine has; a sharded checkpoint is a folder."""
+    """Yield the files of the checkpoint ``path`` that are on this machine. A sharded checkpoint is a folder."""
     for each in map(Path, rank_files.files_of(trainer.strategy.checkpoint_io, path)):
         yield from (file for file in (each, *each.rglob("*")) if file.is_file())

@@ -1,4 +1,4 @@
-"""How a rank's process has ended, and how long other ranks may run after one has failed or was asked to end."""
+"""Describe how a rank's process has ended, and decide when the job's other ranks are killed."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from drivetrain.launchers.launcher import LaunchError
 from drivetrain.launchers.signals import Sent, exception_of, was_asked_to_end
 from drivetrain.launchers.watch import Watch
 
-_POLL_S = 0.5  # seconds between two checks of the deadline, which a signal may have set
+_POLL_S = 0.5  # seconds between two checks of the deadline, because a signal can change it
 _SAVED_S = 1.0  # seconds for a rank to end after its save
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a process ended whose function has not returned."""
+    """How a process ended before its function returned."""
 
     failure: Failure
     exit_code: int = 1
@@ -36,7 +36,7 @@ class Ended:
         Args:
             rank: the global rank of the process.
             name: its name in the message.
-            places: lines above the message, which say in which phase and step each rank was.
+            places: lines about each rank's phase and step. The message begins with these lines.
         """
         if self.asked:
             interrupted = self.failure.interrupted or self.exit_code in (128 + signal.SIGINT, -signal.SIGINT)
@@ -50,18 +50,18 @@ class Ended:
 
 @dataclass(eq=False, repr=False)
 class Ending:
-    """When the launching process kills the ranks that still run.
+    """Decides when the launching process kills the ranks that still run.
 
     Args:
-        board: shows the progress of this machine's ranks; ``None``: their progress is unknown.
-        stop_timeout_s: seconds for the ranks to save.
-        echo_s: seconds to wait after the first failure. The rank with this failure may only have lost its connection to
-            another rank, which failed first but reports later.
+        board: shows the progress of this machine's ranks. ``None`` if their progress is unknown.
+        stop_timeout_s: the seconds that the ranks have to save.
+        echo_s: seconds to wait after the first reported failure. This failure may be a lost connection to a rank that
+            failed earlier, but has not reported yet.
         clock: a monotonic clock, in seconds.
 
     Attributes:
-        deadline: the time of ``clock`` at which the ranks are killed; ``inf``: never.
-        by_signal: whether a signal has asked a rank to end; then the ranks have ``stop_timeout_s``.
+        deadline: the time of ``clock`` at which the ranks are killed, or ``inf``.
+        by_signal: whether the deadline was set because a signal has asked a rank to end.
     """
 
     board: Board | None
@@ -75,18 +75,19 @@ class Ending:
     def turns(
         self, running: Collection[int], failed: Mapping[int, Ended], sent: Sent, send: Callable[[int], None]
     ) -> Iterator[float]:
-        """Yield, until all ranks have ended or must be killed, how many seconds to wait for the end of a rank.
+        """Yield how many seconds the caller shall wait for the end of a rank. Stop when all ranks have ended or must be
+        killed.
 
         After each wait, the caller updates ``running`` and ``failed``.
 
         Args:
-            running: the ranks that still run; a rank of this machine is listed by its local rank.
-            failed: by rank, how the rank has failed.
-            sent: the signals that this process got.
+            running: the ranks that still run, by local rank on this machine.
+            failed: for each rank that has failed, how it ended.
+            sent: the signals that the launching process got.
             send: sends a signal to all ranks.
 
         Raises:
-            LaunchError: the ranks wait for each other, so none of them can continue.
+            LaunchError: the ranks wait for each other forever.
         """
         watch = None if self.board is None else Watch(self.board)
         ranks = () if self.board is None else self.board.ranks
@@ -99,20 +100,20 @@ class Ending:
                 asked = any(each.asked for each in failed.values())
                 by_itself = any(not (each.asked or each.failure.follows) for each in failed.values())
                 here = [each for each in running if each < len(ranks)]
-                # ranks that got a signal from here may be saving, and a second signal could interrupt the save
+                # not after a signal of this process: the ranks may be saving, and a second signal could interrupt the
+                # save
                 if self.look(here, asked=asked, failed=by_itself) and asked and sent.number is None:
                     send(signal.SIGTERM)
             elif watch is not None and sent.number is None and (text := watch.look()):
                 raise LaunchError(text, ranks[0], 1)
 
     def look(self, running: Sequence[int], *, asked: bool, failed: bool) -> bool:
-        """Update the deadline when ranks have failed or were asked to end; return whether this is the first such
-        update.
+        """Update the deadline after a rank has failed or was asked to end. Return whether this is the first update.
 
         Args:
             running: the local ranks that still run.
             asked: whether a signal has asked a rank to end.
-            failed: whether a rank has failed by itself, not because of a signal or of another rank.
+            failed: whether a rank has failed, and neither a signal nor another rank's failure was the cause.
         """
         now, first = self.clock(), self.deadline == math.inf
         saves = self.board is not None and self.board.any(SAVES, running)

@@ -1,5 +1,5 @@
-"""Check that this process can be forked: a forked process has this process's memory, but neither its threads nor its
-devices.
+"""Check that forks of this process can compute. A fork has a copy of this process's memory, but no copy of its threads
+and devices.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ def check_fork(threads: int | None, timeout_s: float) -> None:
     """Check that a forked process can compute.
 
     Args:
-        threads: the number of torch's threads in forked processes; ``None``: as in this process.
-        timeout_s: seconds to wait for a parallel operation in a forked process. The operation takes milliseconds, or
-            hangs forever if the process waits for missing threads.
+        threads: the number of torch's threads in forked processes. ``None``: the number in this process.
+        timeout_s: seconds to wait for an operation in a forked process. The operation takes milliseconds, or never ends
+            because the threads that it needs are missing.
 
     Raises:
         ConfigurationError: a forked process cannot compute.
@@ -47,7 +47,7 @@ def check_fork(threads: int | None, timeout_s: float) -> None:
 
 
 def _compute(threads: int | None) -> None:
-    """Run an operation that is so large that torch uses its threads."""
+    """Run an operation that is large enough for torch to use several threads."""
     if threads is not None:
         torch.set_num_threads(threads)
     x = torch.ones(512, 512, requires_grad=True)

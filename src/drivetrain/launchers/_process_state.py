@@ -1,5 +1,5 @@
-"""The state that a process passes to processes that it starts: environment variables, torch's switches, random
-state.
+"""The state that a launching process passes to the processes of the job: environment variables, torch's switches,
+random states.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from drivetrain.base.seed import set_rng_state
 
 T = TypeVar("T")
 
-# Names of torch's newer switches, which choose float32 or TF32; "" is the one for all operations.
+# The backends that have torch's newer switch ``fp32_precision``. "" is the switch for all operations.
 _FP32_PRECISION = (
     "", "cuda.matmul", "cudnn", "cudnn.conv", "cudnn.rnn", "mkldnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn",
 )  # fmt: skip
@@ -27,10 +27,10 @@ _FP32_PRECISION = (
 
 @dataclass(frozen=True)
 class ProcessState:
-    """The process-wide state that a program may have set before its processes start.
+    """The process-wide state that a program can set before the job's processes start.
 
-    Of a device's generators only the seed is passed, because reading their state would make this process use the
-    device.
+    For the random generators of a device, only the seed is passed. To read their state, this process would have to use
+    the device.
     """
 
     environ: dict[str, str]
@@ -39,7 +39,7 @@ class ProcessState:
     deterministic: tuple[bool, bool, bool]  # deterministic algorithms: on, warn only, fill memory
     cudnn: tuple[bool, bool, bool]  # enabled, benchmark, deterministic
     fp32_precision: dict[str, str]
-    matmul_precision: str | None  # torch's older switch; None: it cannot show the newer switches' values
+    matmul_precision: str | None  # torch's older switch; None if no value of it matches the newer switches
     cudnn_tf32: bool | None
     default_dtype: torch.dtype
     parity: parity.Parity
@@ -65,13 +65,13 @@ class ProcessState:
         )
 
     def apply(self, ranks: Mapping[str, str]) -> None:
-        """Apply the state to this process, and set the environment variables in ``ranks``, which contain this process's
+        """Apply the state to this process, and set the environment variables ``ranks``, among them the process's
         rank.
         """
         os.environ.update({**self.environ, **ranks})
         torch.manual_seed(self.seed)
         set_rng_state(self.rng)
-        if self.deterministic != _deterministic():  # setting the switch imports torch's compiler, which takes seconds
+        if self.deterministic != _deterministic():  # checked first, because setting it imports torch's compiler
             on, warn_only, fill = self.deterministic
             torch.use_deterministic_algorithms(on, warn_only=warn_only)
             torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
@@ -82,7 +82,9 @@ class ProcessState:
         parity.use(self.parity)
 
     def _apply_fp32_precision(self) -> None:
-        """Set torch's switches for float32; torch refuses its older switches after the newer switches were used."""
+        """Set torch's switches for float32. The older switches come first, because torch refuses them after the newer
+        switches were set.
+        """
         with warnings.catch_warnings():
             # torch has already given these warnings where the program set the older switches
             warnings.simplefilter("ignore")

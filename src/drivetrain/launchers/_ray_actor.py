@@ -1,7 +1,7 @@
 """The process in a Ray actor that becomes a rank. This file is imported only if Ray is used.
 
-The objects are pickled with Ray's cloudpickle, because cloudpickle includes classes that no other process can import:
-those of the program's own file or of a notebook.
+Objects are pickled with Ray's cloudpickle. Unlike pickle, cloudpickle includes the code of classes that another process
+cannot import: the classes of the program's file or of a notebook.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from drivetrain.launchers.ray import Seat, hides_devices
 
 @dataclass(frozen=True)
 class Origin:
-    """The state of the launching process that the actors get.
+    """The state of the launching process that each actor applies.
 
     Attributes:
         node: Ray's id of the launching process's machine.
@@ -56,7 +56,7 @@ class RayActor:
     """One process of the job."""
 
     def seat(self) -> Seat:
-        """Return the actor's machine, process and devices."""
+        """Return the machine, the process id and the devices of this actor."""
         context = ray.get_runtime_context()
         reserved = [set(ids) for ids in context.get_accelerator_ids().values() if ids]
         hiding = {
@@ -65,13 +65,14 @@ class RayActor:
         return Seat(context.get_node_id(), ray.util.get_node_ip_address(), free_port(), os.getpid(), hiding)
 
     def run(self, variables: Mapping[str, str], threads: str | None, origin: bytes, call: bytes) -> bytes | Ended:
-        """Become a rank and call the function; return the pickled result (empty except for rank 0), or the failure.
+        """Become a rank and call the function. Rank 0 returns the pickled result, and the other ranks return ``b""``.
+        After an error, return the failure.
 
         Args:
             variables: the environment variables with the rank.
-            threads: ``OMP_NUM_THREADS``; ``None``: the value that Ray has set.
-            origin: an :class:`Origin`.
-            call: the function, its arguments and keyword arguments.
+            threads: the value of ``OMP_NUM_THREADS``. ``None`` keeps the value that Ray has set.
+            origin: a pickled :class:`Origin`.
+            call: the pickled function with its arguments.
         """
         _handle_signals()
         try:
@@ -87,9 +88,10 @@ def _handle_signals() -> None:
     """Replace Ray's signal handlers with Python's default handlers, so that a fit saves after SIGTERM and SIGINT.
 
     With Ray's handlers, SIGTERM ends the process at once, and SIGINT is blocked. The launching process forwards both
-    signals. This process leaves its process group, so that it does not get a second signal from the terminal.
+    signals to this process. This process leaves its process group, because the terminal also sends signals to this
+    group.
     """
-    with suppress(OSError):  # the process already leads a group
+    with suppress(OSError):  # OSError: the process already leads a group
         os.setsid()
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -108,7 +110,7 @@ def packed(value: Any, what: str, cure: str) -> bytes:
     """Return ``value`` pickled for another process, which may be on another machine.
 
     Args:
-        value: any value; its tensors are pickled by value, and unpickled in host memory.
+        value: any value. Tensors are pickled with their data, and unpickled in host memory.
         what: the value's name in a message.
         cure: what to do if ``value`` cannot be pickled.
 
@@ -124,7 +126,7 @@ def packed(value: Any, what: str, cure: str) -> bytes:
 
 
 class _Portable(cloudpickle.Pickler):  # type: ignore[misc]  # Ray is not installed where types are checked
-    """Pickles tensors by value, for host memory; views of one storage stay views, and the storage is written once."""
+    """Pickles tensors with their data. Views of one storage stay views, because the storage is written only once."""
 
     def __init__(self, stream: io.BytesIO) -> None:
         super().__init__(stream, pickle.HIGHEST_PROTOCOL)
@@ -133,16 +135,16 @@ class _Portable(cloudpickle.Pickler):  # type: ignore[misc]  # Ray is not instal
     def reducer_override(self, obj: Any) -> Any:
         if not isinstance(obj, torch.Tensor):
             return super().reducer_override(obj)
-        # a Parameter is pickled as a tensor that this line sees, too
+        # a Parameter is pickled as a plain tensor, for which this method is called, too
         if obj.device.type not in (HOST.type, "meta") and type(obj) is torch.Tensor:
             obj = obj.detach().to(HOST).requires_grad_(obj.requires_grad)
         return child.by_value(obj, self._memories)
 
 
 def _become(variables: Mapping[str, str], threads: str | None, origin: Origin) -> None:
-    """Give this process the launching process's state, as if that process had started it on its own machine."""
+    """Give this process the launching process's state, as a child of the launching process would have it."""
     state = origin.state
-    # on another machine, a variable that is set there keeps its value
+    # on another machine, environment variables that are already set keep their values
     if ray.get_runtime_context().get_node_id() != origin.node:
         missing = {name: value for name, value in state.environ.items() if name not in os.environ}
         state = replace(state, environ=missing)
@@ -151,7 +153,7 @@ def _become(variables: Mapping[str, str], threads: str | None, origin: Origin) -
     sys.argv[:] = origin.argv
     sys.path.extend(entry for entry in origin.path if entry not in sys.path)
     state.apply({**variables, **({} if threads is None else {"OMP_NUM_THREADS": threads})})
-    if threads is not None and threads.isdigit():  # set directly, because torch has already read the variable
+    if threads is not None and threads.isdigit():  # torch has already read OMP_NUM_THREADS
         torch.set_num_threads(int(threads))
 
 
@@ -173,6 +175,6 @@ def _ended(error: BaseException) -> Ended:
         return Ended(Failure(time.monotonic(), summary, "Return in place of calling sys.exit()."), code)
     failure = child.failure_of(error)
     with suppress(Exception):  # an exception that cannot be pickled is reported as text only
-        # cloudpickle, because the exception's class may be defined in the program's own file
+        # cloudpickle, because the program's file may define the exception's class
         failure = replace(failure, exception=cloudpickle.dumps(error))
     return Ended(failure)

@@ -1,10 +1,10 @@
-"""The board, on which each rank shows its progress to the process that watches the ranks: integers in shared memory,
-and files.
+"""The board: the shared memory and the files through which each rank shows its progress to the process that watches the
+ranks.
 
-The loops count their progress in these integers, so watching adds no call to a step. The files are in a folder that
-only this user may enter. The launching process creates the folder before the ranks start, and removes the folder after
-the ranks have ended. If another program has started the ranks, local rank 0 creates the folder, and the watching
-process that local rank 0 starts removes it.
+The training loops count their steps in integers in shared memory, so watching costs a step nothing. The files are in a
+folder that only this user may enter. The launching process creates the folder before the ranks start, and removes the
+folder after the ranks have ended. If another program has started the ranks, local rank 0 creates the folder and starts
+a watching process, which removes the folder.
 """
 
 from __future__ import annotations
@@ -23,21 +23,23 @@ from drivetrain.base.supplied import supplied
 from drivetrain.launchers.folder import DESCRIPTION, HELD, hold, keep_sockets_in
 
 BOARD = "DRIVETRAIN_BOARD"
-"""The environment variable with the board's folder. A rank reads and removes the variable, so that programs that the
-rank starts do not inherit it."""
+"""The environment variable with the path of the board's folder. A rank removes the variable after reading it, so that
+programs that the rank starts do not inherit the variable.
+"""
 
 PHASE, BATCHES, STEP, STORING, SHOWN, SAVING, SAVES, STALL, PID, NAMESPACE, ENGINE = range(11)
-"""Indices of a rank's integers: the phase; batches begun; optimizer steps; running saves for which the rank waits;
-whether a run has begun; whether the rank now saves because of a failure; whether the rank would save after a failure;
-milliseconds without progress before a report, or 0 in a run with one process; the process id; the namespace of this id;
-whether the program uses an Engine.
+"""Indices of the integers that a rank writes. PHASE: the phase of the run. BATCHES: how many batches have begun. STEP:
+how many optimizer steps were made. STORING: how many saves the rank waits for. SHOWN: whether a run has begun. SAVING:
+whether the rank saves because of a failure. SAVES: whether the rank would save after a failure. STALL: the milliseconds
+without progress before a report, or 0 if the run has one process. PID: the process id. NAMESPACE: the PID namespace.
+ENGINE: whether the program uses an Engine.
 """
 
 FOLDER = "drivetrain-"
-"""The prefix of the name of a board's folder."""
+"""The first characters of the name of a board's folder."""
 
 SAVE_BEGINS_S = 5.0
-"""Seconds within which a rank must begin to save after another rank has failed."""
+"""The seconds that a rank has to begin a save after another rank has failed."""
 
 _RUN = "run"
 _WORDS = 16
@@ -46,12 +48,12 @@ _SIZE = 8 * _WORDS  # bytes
 
 @supplied
 def phase_name(number: int) -> str:
-    """Return the name of a phase of a run."""
+    """Return the name of the phase with this number."""
     return str(number)
 
 
 class Sheet:
-    """The part of the board to which one rank writes, for use in that rank's process.
+    """The part of the board to which one rank writes.
 
     Args:
         folder: the board's folder.
@@ -66,27 +68,29 @@ class Sheet:
             self.words: Any = memoryview(mmap.mmap(file.fileno(), _SIZE)).cast("q")
         self.words[PID], self.words[NAMESPACE] = os.getpid(), _namespace()
         if not faulthandler.is_enabled():
-            # open until this process dies: if a signal kills this process, faulthandler writes the stacks to this file
+            # stays open: if a signal kills this process, faulthandler writes the stacks to this file
             self._stacks = open(folder / f"{local_rank}.stacks", "w")  # noqa: SIM115  # a dying process writes
             faulthandler.enable(self._stacks)
 
     def forget_failure(self) -> None:
-        """Remove the report of an earlier run's failure, whose exception the program has caught."""
+        """Remove the report of a failure in an earlier run. The program has caught the exception of this failure."""
         for kind in ("failure", "collective"):
             (self.folder / f"{self.local_rank}.{kind}").unlink(missing_ok=True)
 
     def note_run_folder(self, path: str) -> None:
-        """Write the path of the run's folder, where its logs are, for the watching process."""
+        """Tell the watching process the path of the run's folder, which contains the logs."""
         (self.folder / _RUN).write_text(os.path.abspath(path))
 
     def note_collective(self, text: str) -> None:
-        """Keep for the report in or after which collective this rank has failed, as "in ..." or "after ..."."""
+        """Write for the report which collective this rank has failed in or after. ``text`` is "in ..." or "after
+        ...".
+        """
         (self.folder / f"{self.local_rank}.collective").write_text(text)
 
 
 def _namespace() -> int:
-    """Return the id of this process's PID namespace; 0 if the system has no such namespaces. Each container has its
-    own.
+    """Return the id of this process's PID namespace, or 0 if the system has none. Each container has a different
+    namespace.
     """
     try:
         return os.stat("/proc/self/ns/pid").st_ino
@@ -98,33 +102,33 @@ _own: list[Sheet] = []  # the sheet of this process
 
 
 def join_board(folder: Path, local_rank: int) -> Sheet:
-    """Return a new :class:`Sheet` for this rank, on a board that another process has created. From now on,
-    :func:`own_sheet` returns this sheet.
+    """Return a new :class:`Sheet` for this rank on the board that another process has created. After this call,
+    :func:`own_sheet` returns the new sheet.
     """
     _own[:] = [Sheet(folder, local_rank)]
     return _own[0]
 
 
 def leave_board() -> None:
-    """Forget the rank's :class:`Sheet` in a process that was forked from the rank: only the rank writes to it."""
+    """Forget the :class:`Sheet` in a fork of a rank, because only the rank itself may write to it."""
     os.environ.pop(BOARD, None)
     _own.clear()
 
 
 def own_sheet() -> Sheet | None:
-    """Return the :class:`Sheet` to which this rank writes; ``None`` if there is no board."""
+    """Return the :class:`Sheet` to which this rank writes, or ``None`` if there is no board."""
     folder = os.environ.pop(BOARD, "")
     if folder and "LOCAL_RANK" in os.environ:
         try:
             _own[:] = [Sheet(Path(folder), int(os.environ["LOCAL_RANK"]))]
-        except (OSError, ValueError):  # the board belongs to a job that has ended
+        except (OSError, ValueError):  # the job of this board has ended
             return None
         keep_sockets_in(Path(folder))
     return _own[0] if _own else None
 
 
 def say(text: str) -> None:
-    """Print a message of the process that watches the ranks."""
+    """Print a message to stderr, in the process that watches the ranks."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -132,7 +136,7 @@ class Board:
     """The board in the process that watches the ranks.
 
     Args:
-        folder: an existing empty folder, which this process has locked with ``hold``.
+        folder: an empty folder that this process has locked with ``hold``.
         ranks: the global ranks of this machine's processes.
         world_size: the number of processes in the job.
     """
@@ -147,10 +151,10 @@ class Board:
 
     @classmethod
     def found(cls, folder: Path) -> Board:
-        """Return the board that another process has created.
+        """Return the board that another process has created in ``folder``.
 
         Raises:
-            OSError, ValueError: the board does not exist, or is not complete.
+            OSError, ValueError: there is no board, or it is incomplete.
         """
         described = json.loads((folder / DESCRIPTION).read_text())
         board = cls.__new__(cls)
@@ -161,15 +165,15 @@ class Board:
 
     @property
     def run_folder(self) -> str:
-        """The folder of the run, where its logs are; "" before the first run."""
+        """The path of the run's folder, which contains the logs. "" before the first run."""
         return self._text(_RUN)
 
     def words(self, local_rank: int) -> Sequence[int]:
-        """Return the integers of a rank, even if the rank is dead or the folder was removed."""
+        """Return the integers of a rank. This works even if the rank is dead or the folder was removed."""
         return tuple(self._slots[local_rank])
 
     def pid(self, local_rank: int) -> int:
-        """Return the process id of a rank; 0: the rank has not begun, or runs in another container."""
+        """Return the process id of a rank, or 0 if the rank has not begun or runs in another container."""
         words = self.words(local_rank)
         return words[PID] if words[NAMESPACE] == _namespace() else 0
 
@@ -178,7 +182,7 @@ class Board:
         return any(self.words(each)[word] for each in local_ranks)
 
     def place(self, local_rank: int) -> str:
-        """Return in which phase and step a rank is, as text that follows the rank's name."""
+        """Return in which phase and step a rank is, as the end of a sentence that begins with the rank's name."""
         words, collective = self.words(local_rank), self._text(f"{local_rank}.collective")
         collective = collective and f", {collective}"
         if not words[SHOWN]:
@@ -187,20 +191,20 @@ class Board:
         return f"{where}, after {words[BATCHES]} batches had begun, in step {words[STEP]}{collective}"
 
     def places(self, but: int | None = None) -> list[str]:
-        """Return a line for each rank except the local rank ``but``: in which phase and step the rank was."""
+        """Return a line about the phase and the step of each rank, except the local rank ``but``."""
         return [f"Rank {rank} was {self.place(each)}." for each, rank in enumerate(self.ranks) if each != but]
 
     def left_its_run(self, local_rank: int) -> bool:
-        """Return whether a rank that has ended was in the middle of a run."""
+        """Return whether a rank has ended before its run ended."""
         words = self.words(local_rank)
         return bool(words[SHOWN] and words[PHASE])
 
     def note_collective(self, local_rank: int, text: str) -> None:
-        """Keep for the report in which collective a rank waits."""
+        """Write for the report in which collective a rank waits."""
         (self.folder / f"{local_rank}.collective").write_text(text)
 
     def stacks(self, local_rank: int) -> str:
-        """Return the stacks that a rank wrote when a signal such as SIGSEGV killed it; "" if there are none."""
+        """Return the stacks that a rank wrote when a signal such as SIGSEGV killed the rank, or ""."""
         return self._text(f"{local_rank}.stacks")
 
     def _text(self, name: str) -> str:
@@ -214,9 +218,9 @@ class Board:
 
         Args:
             local_rank: the local rank that failed first.
-            pid: the process id of that rank.
-            end: how that rank's process ended, as text that follows the rank's name.
-            text: the rank's traceback; "" if the rank has written none.
+            pid: the process id of this rank.
+            end: how this process ended, as the continuation of a sentence that begins with the rank's name.
+            text: the traceback of this rank, or "".
         """
         lines = [f"Rank {self.ranks[local_rank]} of {self.world_size} (process {pid}) {end} {self.place(local_rank)}."]
         lines += self.places(but=local_rank)

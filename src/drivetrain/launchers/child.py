@@ -1,7 +1,8 @@
-"""What a started process does: apply the launching process's state, call the function, and report its result.
+"""The code of a started process: apply the launching process's state, call the function, and report the function's
+result.
 
-Reports are files in a folder that only this user may enter. The reports are pickled, but both writer and reader are
-processes of the job, so unpickling is as safe as the program.
+Reports are pickled files in a folder that only this user may enter. Unpickling a report is safe, because a process of
+this job has written it.
 """
 
 from __future__ import annotations
@@ -39,16 +40,16 @@ from drivetrain.launchers.tracebacks import place_of_user, traceback_of_user
 
 T = TypeVar("T")
 
-# the environment variable with which torch.load refuses objects even if weights_only=False
+# an environment variable: with it, torch.load refuses objects even if weights_only=False
 _PLAIN_DATA_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 
 
 class Sealed(Generic[T]):
-    """A value for another process, which unpickles it only when :meth:`open` is called.
+    """A value for another process. The value is unpickled when this process calls :meth:`open`.
 
-    Tensors are pickled by value. Otherwise torch would move the tensors into shared memory, where all replicas would
-    train the same weights; besides, the size of shared memory is often limited. Tensors that are already in shared
-    memory stay shared.
+    Tensors are pickled with their data. torch would instead move the tensors into shared memory. All replicas would
+    then train the same weights, and shared memory is often small. Tensors that are already in shared memory stay
+    shared.
     """
 
     _pickled: bytes = b""
@@ -57,7 +58,7 @@ class Sealed(Generic[T]):
         self._value = value
 
     def open(self) -> T:
-        """Return the value. To unpickle the value may import user code."""
+        """Return the value. Unpickling the value can import user code."""
         if not self._pickled:
             return self._value
         return pickle.loads(self._pickled)
@@ -76,7 +77,7 @@ class Sealed(Generic[T]):
 
 
 class _ByValue(ForkingPickler):
-    """Pickles tensors by value; views of one storage stay views, and the storage is written once."""
+    """Pickles tensors with their data. Views of one storage stay views, because the storage is written only once."""
 
     def __init__(self, stream: io.BytesIO) -> None:
         super().__init__(stream, pickle.HIGHEST_PROTOCOL)
@@ -93,8 +94,8 @@ class _ByValue(ForkingPickler):
 
 
 class _Trail(pickle._Pickler):
-    """A pickler, written in Python, that writes nothing. After an exception, ``held`` lists the nested objects, from
-    the outermost to the one that cannot be pickled.
+    """A pickler that writes nothing. After an exception, ``held`` lists the object that cannot be pickled, and before
+    it the objects that contain it, the outermost first.
     """
 
     def __init__(self) -> None:
@@ -113,8 +114,8 @@ class _Trail(pickle._Pickler):
 
 
 def _holder(value: Any) -> str:
-    """Return which attribute of which object cannot be pickled, as the end of a sentence; "" if no object's attribute
-    is the cause.
+    """Return which attribute of which class cannot be pickled, as the end of a sentence. Return "" if the cause is no
+    attribute.
     """
     trail = _Trail()
     with suppress(Exception):
@@ -123,7 +124,7 @@ def _holder(value: Any) -> str:
     for at in reversed(range(len(held) - 2)):
         if isinstance(held[at], (Mapping, list, tuple, set, frozenset, partial)):
             continue
-        # the object's dictionary, or a pair of its dictionary and its slots
+        # the object's state: its dictionary, or a pair of its dictionary and its slots
         for state in range(at + 1, min(at + 3, len(held) - 1)):
             name = _key(held[state], held[state + 1]) if type(held[state]) is dict else None
             if not isinstance(name, str):
@@ -137,7 +138,7 @@ def _holder(value: Any) -> str:
 
 
 def _key(container: Any, item: Any) -> Any:
-    """Return the key or index of ``item`` in a container; ``None`` if the container does not contain it."""
+    """Return the key or the index of ``item`` in ``container``, or ``None`` if ``container`` has no such item."""
     if not isinstance(container, (Mapping, list, tuple)):
         return None
     items = container.items() if isinstance(container, Mapping) else enumerate(container)
@@ -148,7 +149,7 @@ def _check_main(obj: Any) -> None:
     """Check that a new Python process can import a class or function of ``__main__``.
 
     Raises:
-        ConfigurationError: the program is not a file, but a notebook or an interactive session.
+        ConfigurationError: the program is a notebook or an interactive session.
     """
     main = sys.modules.get("__main__")
     if in_notebook():
@@ -164,9 +165,9 @@ def _check_main(obj: Any) -> None:
 
 
 def by_value(tensor: torch.Tensor, memories: dict[tuple[int, torch.dtype], torch.TypedStorage]) -> tuple[Any, ...]:
-    """Return the result of ``tensor.__reduce_ex__()`` with the tensor's data in it.
+    """Return the result of ``tensor.__reduce_ex__()``, which contains the tensor's data.
 
-    ``memories`` contains the copies of storages that were already pickled, so that views of one storage stay views.
+    ``memories`` holds the storages that were already pickled, so that views of one storage stay views.
     """
     make, arguments, *rest = tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)  # type: ignore[no-untyped-call]
     if arguments and isinstance(arguments[0], torch.TypedStorage):
@@ -183,7 +184,7 @@ class Place:
 
     Attributes:
         variables: the environment variables with the rank.
-        threads: the number of torch's threads; ``None``: ``OMP_NUM_THREADS`` in ``variables``.
+        threads: the number of torch's threads, or ``None`` to use ``OMP_NUM_THREADS``.
         folder: the folder for reports.
     """
 
@@ -197,19 +198,21 @@ Call = tuple[Any, tuple[Any, ...], Mapping[str, Any]]
 
 
 def run(place: Place, state: Sealed[ProcessState], call: Sealed[Call]) -> None:
-    """Call the function in a started process, which ends with exit code 1 if the function raises."""
+    """Call the function in a started process. If the function raises an exception, the process ends with exit code
+    1.
+    """
     if sys.platform == "linux":
         torch_private.signal_at_parents_end(signal.SIGKILL)  # the process must not outlive the launching process
         launcher = multiprocessing.parent_process()
-        # the launching process died before this process asked for the signal
+        # the launching process died before the line above
         if launcher is not None and not launcher.is_alive():
             os._exit(128 + signal.SIGTERM)
-        # a session of its own: the terminal's signals reach only the launching process, which forwards them
+        # a new session, so that the terminal's signals arrive only through the launching process
         os.setsid()
     try:
         state.open().apply(place.variables)
-        # A forked process also sets the number that torch has: the first call rebuilds torch's pool of threads, and
-        # torch aborts if another thread needs the pool meanwhile.
+        # Called even if the number is unchanged: in a forked process, the first call rebuilds torch's pool of threads.
+        # torch would abort if another thread needed the pool at that time.
         torch.set_num_threads(place.threads or torch.get_num_threads())
         function, args, kwargs = call.open()
         own_parameters()
@@ -226,9 +229,7 @@ def run(place: Place, state: Sealed[ProcessState], call: Sealed[Call]) -> None:
 
 
 def own_parameters() -> None:
-    """Copy the parameters and buffers of this process's modules out of shared memory, because other replicas use this
-    memory, too.
-    """
+    """Move the parameters and buffers of this process's modules from shared memory to memory of this process alone."""
     copies: dict[int, torch.UntypedStorage] = {}
     for module in gc.get_objects():
         if not issubclass(type(module), nn.Module) or PARAMETERS not in vars(module):
@@ -245,7 +246,7 @@ def own_parameters() -> None:
 
 
 def write_result(folder: Path, result: Any) -> None:
-    """Write the function's result in the file format of checkpoints; called in the first process.
+    """Write the function's result in the file format of checkpoints. Called in local rank 0.
 
     Raises:
         ConfigurationError: the result cannot be pickled.
@@ -261,8 +262,8 @@ def write_result(folder: Path, result: Any) -> None:
 
 
 def read_result(folder: Path) -> Any:
-    """Return the function's result from the first process; its tensors are in host memory."""
-    # the variable protects against files of others, but this program wrote this file
+    """Return the result that local rank 0 has written, with tensors in host memory."""
+    # the variable protects against files of other programs, but this program wrote this file
     forced = os.environ.pop(_PLAIN_DATA_ONLY, None)
     try:
         return torch.load(folder / "0.result", map_location="cpu", weights_only=False)
@@ -277,7 +278,7 @@ def has_finished(folder: Path, local_rank: int) -> bool:
 
 
 def write_failure(folder: Path, local_rank: int, error: BaseException) -> None:
-    """Write the report on why this process ends; only the first call has an effect."""
+    """Write the report on why this process ends. Later calls have no effect."""
     if not (folder / f"{local_rank}.failure").exists():
         files.write(folder / f"{local_rank}.failure", pickle.dumps(failure_of(error)))
 
@@ -300,7 +301,7 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def follows(error: BaseException | None) -> bool:
-    """Whether ``error`` follows from another rank's failure: it reports a broken connection, or that rank's failure."""
+    """Whether another rank's failure has caused ``error``: a lost connection, or an exception about that failure."""
     declared = (PeerError, *([torch.distributed.DistError] if hasattr(torch.distributed, "DistError") else []))
     while error is not None:
         broken = any(words in text_of(error) for words in ("closed by peer", "reset by peer", "gloo"))

@@ -1,6 +1,4 @@
-"""A process's report on its own failure, for the process that watches the ranks. This file is imported without
-torch.
-"""
+"""A rank's report on its failure, for the process that watches the ranks. This file is imported without torch."""
 
 from __future__ import annotations
 
@@ -22,13 +20,13 @@ class Failure:
     """How a failed process ended.
 
     Attributes:
-        when: the time of the failure, in seconds of the machine's clock, which shows which process failed first.
-        summary: what happened, as text that follows the process's name.
-        cure: what to do about the failure, if known.
-        follows: whether the failure seems to follow from another process's failure.
+        when: the time of the failure, in seconds of a clock that all processes of the machine share.
+        summary: what happened, as the end of a sentence that begins with the process's name.
+        cure: what the user can do about the failure, or "".
+        follows: whether another process's failure seems to be the cause.
         interrupted: whether Ctrl-C caused the failure.
         traceback: the traceback of the process's exception, as text.
-        exception: the pickled exception; empty if there is none, or if it cannot be pickled.
+        exception: the pickled exception. Empty if there was no exception, or if the exception cannot be pickled.
     """
 
     when: float
@@ -40,11 +38,11 @@ class Failure:
     exception: bytes = b""
 
     def cause(self) -> BaseException | None:
-        """Return the exception with its traceback, or only the traceback if the exception cannot be unpickled."""
+        """Return the exception with its traceback. If the exception cannot be unpickled, return only the traceback."""
         if not self.traceback:
             return None
         trace = RemoteTraceback(self.traceback)
-        # a traceback without frames only repeats the exception
+        # without frames, the traceback only repeats the exception
         has_lines = "Traceback (most recent" in self.traceback
         try:
             exception = pickle.loads(self.exception)
@@ -57,7 +55,7 @@ class Failure:
 
 
 def read_failure(folder: Path, local_rank: int) -> Failure | None:
-    """Return the failure of the process with this local rank; ``None`` if the process has written no report."""
+    """Return the failure that the process with this local rank has reported, or ``None``."""
     try:
         failure: Failure = pickle.loads((folder / f"{local_rank}.failure").read_bytes())
     except FileNotFoundError:
@@ -66,7 +64,7 @@ def read_failure(folder: Path, local_rank: int) -> Failure | None:
 
 
 def first_of(failures: Mapping[int, Failure]) -> int:
-    """Return the rank that failed first. A failure that another rank caused counts only if all failures are of this
-    kind.
+    """Return the rank that failed first. A failure that another rank's failure has caused counts only if all failures
+    are of this kind.
     """
     return min(failures, key=lambda rank: (failures[rank].follows, failures[rank].when))

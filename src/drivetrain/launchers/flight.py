@@ -1,9 +1,9 @@
-"""Read traces of torch's Flight Recorder, its record of collectives, to find the ranks that wait in a collective and
+"""Read the traces of torch's Flight Recorder, which records collectives. Find the ranks that wait in a collective, and
 the ranks that are missing there.
 
-torch records collectives by default, also those of Gloo; but torch 2.9 records them only if a variable is set. A trace
-is torch's JSON, to which this file adds the members of each group, because torch sometimes leaves the members out. This
-file reads traces without torch.
+torch records collectives by default, also with Gloo. torch 2.9 records them only if an environment variable is set. A
+trace is torch's JSON and the members of each process group, which torch sometimes leaves out. This file reads traces
+without importing torch.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ with on_first_use:
 
 Trace = Mapping[str, Any]
 
-# The environment variables that set how many collectives torch records: the name of today, and an earlier name.
+# The environment variable with the number of collectives that torch records: its current name, and an earlier name.
 _SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 
-# Collectives that need a tensor of the same shape from each rank.
+# Collectives for which all ranks must pass tensors of the same shape.
 _SAME_SHAPES = ("all_reduce", "allreduce", "broadcast", "reduce_scatter")
 
 
@@ -35,13 +35,14 @@ class Collective:
     """One collective of one rank.
 
     Attributes:
-        group: name of its process group.
-        description: torch's description of the group; "" if there is none.
+        group: the name of the process group.
+        description: torch's description of the group, or "".
         number: the collective's number in its group, from 1.
         name: the operation, such as "gloo:all_reduce".
-        shapes: the shapes of its inputs.
-        since: the time when the collective began, in seconds of the machine's clock.
-        between_two: whether the operation is a send or a receive. For these, the trace does not contain the other rank.
+        shapes: the shapes of the input tensors.
+        since: the time when the collective began, in seconds since the epoch.
+        between_two: whether the operation is a send or a receive. The trace does not show the other rank of such an
+            operation.
     """
 
     group: str
@@ -64,19 +65,19 @@ class Collective:
 
 
 def record_collectives() -> None:
-    """Let torch 2.9 record collectives as later versions do, unless the user has set one of the variables.
+    """Let torch 2.9 record collectives as later versions do. If the user has set one of the variables, change nothing.
 
-    Call this before the first process group is created, because torch reads the variable only at that time.
+    Call this function before the first process group is created, because torch then reads the variable.
     """
     if not any(name in os.environ for name in _SIZES):
         os.environ[_SIZES[0]] = "2000"
 
 
 def taken() -> bytes:
-    """Return the trace of this process, which must have imported torch."""
+    """Return the trace of this process. The process must have imported torch."""
     dist = sys.modules["torch.distributed"]
     entries: list[Any] = []
-    for record in torch_private.flight_records():  # NCCL's own record, if there is one, repeats entries
+    for record in torch_private.flight_records():  # with NCCL there is a second record, which repeats entries
         known = {(each["process_group"][0], each["record_id"]) for each in entries}
         own = json.loads(record).get("entries") or ()
         entries += [each for each in own if (each["process_group"][0], each["record_id"]) not in known]
@@ -86,24 +87,26 @@ def taken() -> bytes:
 
 
 def waits_in(trace: Trace | None) -> Collective | None:
-    """Return the oldest unfinished collective of this rank; ``None`` if there is none."""
+    """Return the rank's oldest unfinished collective, or ``None``."""
     active = [each for each in _entries(trace) if not each["retired"]]
     return _collective(min(active, key=lambda each: int(each["time_created_ns"]))) if active else None
 
 
 def last(trace: Trace | None, group: str | None = None) -> Collective | None:
-    """Return this rank's most recent collective, optionally of one group; ``None`` if there was none."""
+    """Return the rank's most recent collective, or ``None``. With ``group``, consider only collectives of this
+    group.
+    """
     entries = _entries(trace, group)
     return _collective(max(entries, key=lambda each: int(each["time_created_ns"]))) if entries else None
 
 
 def missing(collective: Collective, trace: Trace, traces: Mapping[int, Trace | None]) -> dict[int, str]:
-    """Return the ranks for which a collective waits, each with the reason why it is missing, found in its trace.
+    """Return the ranks that are missing in a collective. The values are the reasons, according to the ranks' traces.
 
     Args:
         collective: a collective in which a rank waits.
         trace: the trace of the waiting rank.
-        traces: by rank of this machine, the rank's trace; ``None``: the rank has not answered.
+        traces: the traces of this machine's ranks. ``None`` for a rank that has not answered.
     """
     found: dict[int, str] = {}
     if collective.between_two:
@@ -118,8 +121,8 @@ def missing(collective: Collective, trace: Trace, traces: Mapping[int, Trace | N
 
 
 def _absence(collective: Collective, other: Trace) -> str:
-    """Return why a rank with the trace ``other`` is not in this collective; "" if the rank is or was in the
-    collective.
+    """Return why a rank is not in this collective, according to its trace ``other``. Return "" if the rank is or was in
+    the collective.
     """
     reached = last(other, collective.group)
     if reached is None:
@@ -127,7 +130,7 @@ def _absence(collective: Collective, other: Trace) -> str:
     if reached.number < collective.number:
         return f"has not come to it: its last one there was {reached}"
     found = [each for each in _entries(other, collective.group) if each["collective_seq_id"] == collective.number]
-    if not found:  # the collective was so long ago that torch has dropped its record
+    if not found:  # torch keeps only the most recent collectives
         return ""
     same = _collective(found[0])
     if same.name != collective.name:
@@ -138,8 +141,8 @@ def _absence(collective: Collective, other: Trace) -> str:
 
 
 def _entries(trace: Trace | None, group: str | None = None) -> list[Any]:
-    """Return the entries of a trace; if ``group`` is given, only the entries of that group's collectives, not of sends
-    and receives.
+    """Return the entries of a trace. With ``group``, return only the collectives of this group, without sends and
+    receives.
     """
     found = (trace or {}).get("entries", ())
     return [each for each in found if group is None or (each["process_group"][0] == group and not each["is_p2p"])]

@@ -1,4 +1,4 @@
-"""Create and remove the folder in which a job's processes report, even if the launching process is killed."""
+"""Create the folder in which a job's processes report. Remove the folder even if the launching process is killed."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ if sys.platform != "win32":
     import fcntl
 
 DESCRIPTION, HELD = "board.json", "held"
-"""The name of the file that describes a folder, and the file's entry that is true if the job's processes lock the
+"""The name of the file that describes a folder, and an entry of this file: whether the job's processes lock the
 folder.
 """
 
 _NAMES = re.compile(r"drivetrain-[a-z0-9_]{8,12}")
 _SHELL = "/bin/sh"
-# this shell program removes the folder after it has read a line, or the end of its input
+# this shell program waits for a line or the end of its input, then removes the folder
 _REMOVES = 'trap "" HUP INT TERM; read -r _; rm -rf -- "$1"'
-_LONGEST_SOCKET = 103  # number of characters in a socket's path that every system supports; Linux allows 107
+_LONGEST_SOCKET = 103  # the most characters that a socket's path may have on every system; Linux allows 107
 _NAME_OF_SOCKET = len("/listener-12345678")
 
 
 @contextmanager
 def job_folder() -> Iterator[Path]:
-    """Context with a new folder that only this user may enter.
+    """Context that yields a new folder, which only this user may enter, and removes it at the end.
 
-    This process starts a shell that waits on a pipe. When this process ends, even if it is killed, the pipe closes and
-    the shell removes the folder. Without a shell, as on Windows, the folder stays if this process is killed. If the
-    shell is also killed, this user's next job on this machine removes the folder.
+    This process starts a shell that waits on a pipe. If this process is killed, the pipe closes, and the shell removes
+    the folder. If the system has no shell, or if the shell is killed, too, the user's next job on this machine removes
+    the folder.
     """
     sweep()
     folder = Path(tempfile.gettempdir(), f"drivetrain-{secrets.token_hex(6)}")
     held = None
-    remover = _start_remover(folder)  # started before the folder exists, because this process may be killed at any time
+    remover = _start_remover(folder)  # before mkdir, because this process may be killed at any time
     try:
         folder.mkdir(mode=0o700)
         held = hold(folder)
@@ -58,14 +58,15 @@ def job_folder() -> Iterator[Path]:
 
 
 def hold(folder: Path) -> int | None:
-    """Lock ``folder`` while this process or a forked process lives; return the file descriptor that holds the lock.
+    """Lock ``folder`` until this process and its forks have ended. Return the file descriptor that holds the lock.
 
-    The lock shows :func:`sweep` that the job runs. Process ids cannot show this, because each machine and container has
-    its own. Cleaners of temporary folders that respect locks, such as systemd-tmpfiles, do not remove the folder.
+    The lock shows :func:`sweep` that the job still runs. Process ids could not show this, because every container
+    counts its own processes. Some programs that clean temporary folders, such as systemd-tmpfiles, respect the lock,
+    too.
     """
     if sys.platform == "win32":
         return None
-    with suppress(OSError):  # OSError: the file system has no locks, so no other process can lock the folder either
+    with suppress(OSError):  # OSError: the file system has no locks, and sweep() then removes no folder
         end = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(end, fcntl.LOCK_SH)
@@ -77,17 +78,17 @@ def hold(folder: Path) -> int | None:
 
 
 def sweep() -> None:
-    """Remove the folders that this user's killed jobs have left. A job leaves its folder if every process of the job
-    was killed, including the shell that removes the folder.
+    """Remove the folders of this user's killed jobs. A job leaves its folder if the shell that removes the folder was
+    also killed.
 
-    A cluster may kill all processes that a job has started, as SLURM does before it requeues the job.
+    SLURM, for example, kills all processes of a job before it requeues the job.
     """
     if sys.platform == "win32":
         return
     with suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
         for entry in entries:
             if _NAMES.fullmatch(entry.name):
-                # an error means that the folder belongs to another user, is locked, or has just been removed
+                # an error: the folder belongs to another user, is locked, or was just removed
                 with suppress(OSError, ValueError):
                     _remove_if_left(Path(entry.path))
 
@@ -111,7 +112,7 @@ def _start_remover(folder: Path) -> subprocess.Popen[bytes] | None:
     if not os.path.exists(_SHELL):
         return None
     words = [_SHELL, "-c", _REMOVES, "drivetrain", str(folder)]
-    # DEVNULL: a program that reads this program's output to the end must not wait for the shell
+    # DEVNULL, because a pipe at this program's output must close when this program ends
     nowhere: Any = subprocess.DEVNULL
     return subprocess.Popen(
         words, stdin=subprocess.PIPE, stdout=nowhere, stderr=nowhere, cwd="/", start_new_session=True
@@ -119,9 +120,10 @@ def _start_remover(folder: Path) -> subprocess.Popen[bytes] | None:
 
 
 def keep_sockets_in(folder: Path) -> None:
-    """Let ``multiprocessing`` in this process and its DataLoader workers put temporary files into ``folder``.
+    """Let ``multiprocessing`` put temporary files into ``folder``, in this process and in its DataLoader workers.
 
-    Otherwise, a worker that sends tensors has a socket in a folder of its own, which remains if the worker is killed.
+    By default, a worker that sends tensors creates a temporary folder for a socket, and leaves this folder if it is
+    killed.
     """
     config = getattr(current_process(), "_config", None)
     if isinstance(config, dict) and len(str(folder)) + _NAME_OF_SOCKET <= _LONGEST_SOCKET:

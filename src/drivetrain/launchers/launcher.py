@@ -1,4 +1,4 @@
-"""The contract of a launcher, which starts the processes of one machine and returns their result."""
+"""The contract of a launcher: start the processes of one machine, call a function in each, and return a result."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from drivetrain.clusters.environment import DEFAULT_ADDRESS, ClusterEnvironment
 from drivetrain.errors import ConfigurationError, DrivetrainError, UnknownNameError, did_you_mean, shown
 
 LAUNCHER = "DRIVETRAIN_LAUNCHER"
-"""The environment variable with the id of the process that has started this rank with "popen" and supervises it."""
+"""An environment variable that the launcher "popen" sets for ranks: the process id of the launching process."""
 
 STARTED_IN = os.getcwd()
-"""The working directory at the time when this file was imported, because a script may change it later."""
+"""The working directory when this file was imported. A script may change the working directory later."""
 
 _LOOPBACK = (DEFAULT_ADDRESS, "localhost", "::1")
 
 
 def in_notebook() -> bool:
-    """Whether this process is a notebook's kernel. A program that only imports the packages of notebooks is none."""
+    """Whether this process is a notebook's kernel."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return shell is not None and ("ipykernel" in sys.modules or "google.colab" in sys.modules)
 
 
 def was_started() -> bool:
-    """Whether this program has started this process as a rank: then ``LAUNCHER`` contains the id of the parent process.
+    """Whether the launcher "popen" has started this process. ``LAUNCHER`` then contains the id of the parent process.
 
-    The rank's own children inherit the variable, but have another parent.
+    Children of a rank inherit the variable, but their parent is the rank.
     """
     return os.environ.get(LAUNCHER) == str(os.getppid())
 
@@ -41,8 +41,8 @@ def was_started() -> bool:
 class Launcher(ABC):
     """Runs a function once in each process of this machine.
 
-    A new launcher is a file in this folder, or in a package, with one subclass. The subclass registers names in
-    :meth:`register_launchers`, and each name is a value of a strategy's ``start_method``.
+    To add a launcher, write a subclass in a file of this folder or of a package. The subclass registers names in
+    :meth:`register_launchers`. Each name is a value for the argument ``start_method`` of strategies.
 
     Args:
         environment: provides the machine's node rank, and the main address and port.
@@ -51,15 +51,13 @@ class Launcher(ABC):
     """
 
     is_external: bool = False
-    """Whether the processes were started by a cluster or another launcher; otherwise, this process starts them and
-    waits.
-    """
+    """Whether a cluster or another program has started the processes. If False, this process starts them and waits."""
 
     is_interactive_compatible: bool = False
-    """Whether the launcher works in a notebook, which is not a file that could be run again."""
+    """Whether the launcher works in a notebook."""
 
     reruns_program: bool = False
-    """Whether each process runs the whole program instead of the function: ``launch`` then never returns.
+    """Whether each process runs the whole program instead of the function. If True, ``launch`` never returns.
 
     A job with one process runs in this process, without a launch.
     """
@@ -68,16 +66,16 @@ class Launcher(ABC):
     """Whether a job with one process runs in this process, without a launch."""
 
     stop_timeout_s: float = 600.0
-    """Seconds for the processes to save and end after a signal: ``Trainer(stop_timeout_s=...)``."""
+    """The seconds that the processes have to save and end after a signal: ``Trainer(stop_timeout_s=...)``."""
 
     scheduler: ClassVar[str | None] = None
-    """The name of the system that chooses the job's machines and devices; ``None``: the user's arguments choose
+    """The name of the system that chooses the job's machines and devices, or ``None`` if the user's arguments choose
     them.
     """
 
     endings: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """For each name of this launcher, the suffixes of strategies' names that select the launcher. For a name without an
-    entry, the name itself is the suffix.
+    """For each name of this launcher, the suffixes of strategies' names that select the launcher. The default is the
+    name.
 
     ``strategy="ddp_ray"`` has the suffix "ray". "ddp" has the suffix "".
     """
@@ -91,8 +89,8 @@ class Launcher(ABC):
     def register_launchers(cls, launcher_registry: Registry[Launcher]) -> None:
         """Register the class under its names: ``launcher_registry.register("name", cls, description="...")``.
 
-        A subclass that defines this method is registered when Python executes its ``class`` statement; no call is
-        needed. Further arguments of ``register`` are passed to the constructor.
+        Called when Python executes the ``class`` statement of a subclass. Further arguments of ``register`` are passed
+        to the constructor.
         """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -108,7 +106,7 @@ class Launcher(ABC):
         devices: Sequence[torch.device],
         **options: Any,
     ) -> Launcher:
-        """Return the launcher of a job: an instance of this class, or of another class if it fits the job better.
+        """Return the launcher of a job. A subclass may return an instance of another class.
 
         Args:
             environment: provides the machine's node rank, and the main address and port.
@@ -121,7 +119,7 @@ class Launcher(ABC):
 
     @abstractmethod
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call ``function(*args, **kwargs)`` in every process; return the result of this machine's first process.
+        """Call ``function(*args, **kwargs)`` in every process. Return the result of the machine's local rank 0.
 
         When this method raises an exception, all processes of this machine have ended.
 
@@ -132,17 +130,17 @@ class Launcher(ABC):
 
 class _Launchers(Registry[Launcher]):
     def check_arguments(self, start: str, cls: type[Launcher], init_params: Mapping[str, Any]) -> None:
-        # a class with its own for_job may have a constructor with any arguments
+        # a class that overrides for_job may have a constructor with any arguments
         if next(owner for owner in cls.__mro__ if "for_job" in vars(owner)) is Launcher:
             super().check_arguments(start, cls, init_params)
 
     def endings(self, installed: bool) -> dict[str, str]:
-        """Return, by suffix of strategy names, the start method that the suffix selects, without importing a package.
+        """Return the start method that each suffix of strategies' names selects. No package is imported.
 
-        If drivetrain's own launcher and another have the same suffix, the suffix selects drivetrain's.
+        If a launcher of drivetrain and another launcher have the same suffix, the suffix selects drivetrain's launcher.
 
         Args:
-            installed: whether to include launchers of installed packages that were not used yet.
+            installed: whether to include launchers of installed packages that are not imported yet.
         """
         found: dict[str, str] = {}
         self._files()
@@ -155,7 +153,7 @@ class _Launchers(Registry[Launcher]):
         return found
 
     def of(self, start_method: str, owner: str) -> Entry[Launcher]:
-        """Return the launcher with this name; ``owner`` is the caller's name in the message.
+        """Return the launcher with this name. ``owner`` is the caller's name in the error message.
 
         Raises:
             ConfigurationError: the name is unknown.
@@ -175,11 +173,11 @@ class _Launchers(Registry[Launcher]):
 
 
 LauncherRegistry = _Launchers("drivetrain.launchers", "launcher", "launcher", by_file=False)
-"""The launchers by start method: launchers in the files of this folder, of users, and of installed packages."""
+"""All launchers by start method: drivetrain's, the user's, and those of installed packages."""
 
 
 class LaunchError(DrivetrainError):
-    """A process failed, and the job with it. If that process raised an exception, this exception is the ``__cause__``.
+    """A process failed, so the job ended. If the process raised an exception, the exception is the ``__cause__``.
 
     Attributes:
         rank: global rank of the process that failed first.
@@ -198,9 +196,9 @@ class LaunchError(DrivetrainError):
 def variables_of(environment: ClusterEnvironment, num_processes: int, num_nodes: int) -> Iterator[dict[str, str]]:
     """Yield, for each process of this machine, the environment variables with its rank.
 
-    They include ``OMP_NUM_THREADS``, the process's share of the processors, unless the user has set this variable. If
-    all processes are on one machine, they meet at a loopback address, even if ``MASTER_ADDR`` is still set from an
-    earlier job on several machines.
+    If the user has not set ``OMP_NUM_THREADS``, the variables set it to the process's share of the processors. If all
+    processes are on one machine, ``MASTER_ADDR`` is a loopback address, even if the environment has the address of
+    another machine.
     """
     node, threads = environment.node_rank(), threads_each(num_processes)
     address = environment.main_address
@@ -219,7 +217,7 @@ def variables_of(environment: ClusterEnvironment, num_processes: int, num_nodes:
 
 
 def threads_each(num_processes: int) -> int | None:
-    """Return each process's share of the processors; ``None`` if the user has set ``OMP_NUM_THREADS``."""
+    """Return each process's share of the processors, or ``None`` if the user has set ``OMP_NUM_THREADS``."""
     if "OMP_NUM_THREADS" in os.environ:
         return None
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""Start the processes as forks of this process, or as new Python processes that get copies of its objects."""
+"""Start the processes as forks of this process, or as new Python processes with copies of the function's arguments."""
 
 from __future__ import annotations
 
@@ -25,33 +25,34 @@ from drivetrain.launchers.launcher import Launcher, threads_each, variables_of
 from drivetrain.launchers.signals import Sent, exception_of, forwarding, say_who_is_killed
 
 _PROBE_S = 10.0
-_ECHO_S = 1.0  # after a process has lost a connection: seconds for the process at fault to report
+_ECHO_S = 1.0  # seconds that the process at fault has to report after another process lost a connection to it
 
 
 class MultiProcessingLauncher(Launcher):
-    """Starts one process per device with ``torch.multiprocessing``; this process only waits, and is not a rank.
+    """Starts one process per device with ``torch.multiprocessing``. This process only waits for them, and is not a
+    rank.
 
-    Each process gets the environment variables with its rank (``RANK``, ``LOCAL_RANK``, ``NODE_RANK``, ``WORLD_SIZE``,
-    ``LOCAL_WORLD_SIZE``, ``MASTER_ADDR``, and ``MASTER_PORT``, which the launcher chooses), its share of the processors
-    as ``OMP_NUM_THREADS`` (unless this is set), and this process's random state and torch's switches. With "spawn" and
-    "forkserver" the function and its arguments are pickled, so each process has its own copy of every tensor. With
-    "fork" the processes inherit the function and its arguments. Tensors that the program has put into shared memory
-    stay shared, except the parameters and buffers of modules, because otherwise all replicas would train the same
-    weights.
+    Each process gets the environment variables of a rank: ``RANK``, ``LOCAL_RANK``, ``NODE_RANK``, ``WORLD_SIZE``,
+    ``LOCAL_WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``. If ``OMP_NUM_THREADS`` is not set, each process gets its
+    share of the processors as ``OMP_NUM_THREADS``. Each process also gets this process's random state and torch's
+    switches. With "spawn" and "forkserver" the function and its arguments are pickled, so each process has a copy of
+    every tensor. With "fork" the processes inherit the function and its arguments. Tensors that the program has put
+    into shared memory stay shared. Parameters and buffers of modules do not, because all replicas would otherwise train
+    the same weights.
 
     Args:
         environment: provides the machine's node rank, and the main address and port.
         num_processes: the number of processes on this machine.
-        num_nodes: the number of machines; the program is started once on each.
-        start_method: "spawn" starts a new Python for each process, which imports the program's file again, so this file
-            needs an ``if __name__ == "__main__":``. "fork" copies this process, also in notebooks, but only if this
-            process has not yet used a device or torch's threads. "forkserver" copies a fresh Python process, and
-            pickles like "spawn".
-        interrupt_grace_s: seconds for the processes to end after an interrupt that arrives before all of them run.
-            After a later interrupt they have ``stop_timeout_s``.
+        num_nodes: the number of machines. The program is started once on each machine.
+        start_method: "spawn" starts new Python processes, which import the program's file. This file then needs an ``if
+            __name__ == "__main__":``. "fork" copies this process, also in a notebook. This fails if this process has
+            already used a device or torch's threads. "forkserver" copies a new Python process, and pickles like
+            "spawn".
+        interrupt_grace_s: the seconds that the processes have to end after Ctrl-C if some process has not started yet.
+            After all processes have started, the time is ``stop_timeout_s``.
 
     Raises:
-        ConfigurationError: the start method is unknown, or this system does not support it.
+        ConfigurationError: the start method is unknown, or the operating system does not support it.
     """
 
     _names: ClassVar = {method: {"start_method": method} for method in ("spawn", "fork", "forkserver")}
@@ -77,13 +78,13 @@ class MultiProcessingLauncher(Launcher):
         self.interrupt_grace_s = interrupt_grace_s
 
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run ``function`` in all processes; return a copy of the first process's result, with tensors in host memory.
+        """Run ``function`` in all processes. Return a copy of local rank 0's result, with tensors in host memory.
 
         Raises:
             ConfigurationError: the arguments cannot be pickled, or forks of this process would hang.
-            LaunchError: a process failed; the others were killed at once.
-            KeyboardInterrupt: this or another process got an interrupt; all processes have ended.
-            SIGTERMException: this or another process got SIGTERM; all processes have ended.
+            LaunchError: a process failed, and the other processes were killed.
+            KeyboardInterrupt: this process or a rank got SIGINT, and all ranks have ended.
+            SIGTERMException: this process or a rank got SIGTERM, and all ranks have ended.
         """
         threads = threads_each(self.num_processes)
         if self.start_method == "fork":
@@ -106,7 +107,7 @@ class MultiProcessingLauncher(Launcher):
 
     @contextmanager
     def _ending_all(self) -> Iterator[list[Any]]:
-        """Context with a list for processes. When the context ends, all processes in the list have ended."""
+        """Context that yields a list for processes. At the end of the context, all processes in the list are killed."""
         processes: list[Any] = []
         try:
             yield processes
@@ -127,8 +128,8 @@ class MultiProcessingLauncher(Launcher):
     # ---- while they run ------------------------------------------------------------------------------------------
 
     def _wait(self, processes: Sequence[Any], board: Board, sent: Sent) -> None:
-        """Wait until all processes have ended normally, or one has failed; after a signal, until all processes have
-        saved.
+        """Wait until all processes have ended normally, or until a process has failed. After a signal, wait until all
+        processes have saved.
 
         Raises:
             LaunchError: a process has failed, or the ranks wait for each other.
@@ -158,11 +159,11 @@ class MultiProcessingLauncher(Launcher):
 
 @contextmanager
 def _ends(processes: Sequence[Any]) -> Iterator[dict[Any, int]]:
-    """Context with an object for each local rank, which ``multiprocessing.connection.wait`` returns when the process
-    ends.
+    """Context that yields a dictionary from objects to local ranks. ``multiprocessing.connection.wait`` returns such an
+    object when the rank's process ends.
 
-    Python's own sentinel is a pipe that the process's children also keep open, so a killed rank would seem to live as
-    long as its DataLoader workers. On Linux, a pidfd does not depend on children.
+    On Linux the objects are pidfds. Python's sentinel is a pipe that the process's children also keep open, so a killed
+    rank would seem to live as long as its DataLoader workers.
     """
     with ExitStack() as stack:
         ends: dict[Any, int] = {}
@@ -178,7 +179,7 @@ def _ends(processes: Sequence[Any]) -> Iterator[dict[Any, int]]:
 
 
 def _silent(exit_code: int) -> Failure:
-    """Return the failure of a process that has written no report."""
+    """Return the failure of a process that has ended without a report."""
     now = time.monotonic()
     if name := {-known.value: known.name for known in signal.Signals}.get(exit_code):
         cure = "If you did not send it, the system ran out of memory: use smaller batches or fewer loader workers."
@@ -199,10 +200,10 @@ def _send(processes: Sequence[Any], number: int) -> None:
 
 @contextmanager
 def _early_variables(place: child.Place) -> Iterator[None]:
-    """Set the variables that a new process needs while it imports the program's file, which is its first user code.
-    They include the process's rank, so that only rank 0 logs. The variable that marks a started process is not set yet.
-    Otherwise, a file without ``if __name__ == "__main__":`` would continue as a rank, instead of getting Python's error
-    for this.
+    """Set the environment variables that a new process needs while it imports the program's file, before
+    :func:`child.run`. The variables include the rank, so that only rank 0 logs. ``LOCAL_RANK`` is not set yet. With
+    ``LOCAL_RANK``, a program without ``if __name__ == "__main__":`` would continue as a rank, instead of getting
+    Python's error about the missing line.
     """
     early = {name: place.variables[name] for name in ("RANK", "OMP_NUM_THREADS") if name in place.variables}
     before = {name: os.environ[name] for name in early if name in os.environ}

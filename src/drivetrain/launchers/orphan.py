@@ -1,9 +1,9 @@
-"""End a rank whose launching process was killed, and the DataLoader workers of a killed rank, even if they hang.
+"""End a rank after its launching process was killed. Kill the DataLoader workers of a rank that was killed.
 
-The system sends SIGTERM to a rank whose launching process was killed. During a run, Python handles the signal in the
-main thread, which may wait in a collective forever. So another thread of the rank waits until the launching process
-ends, then gives the main thread some time, and kills the rank. While the launching process lives, this thread sleeps.
-All this is done only on Linux.
+If a launching process is killed, the system sends SIGTERM to its ranks. Python handles this signal in the rank's main
+thread, which may wait in a collective forever. A second thread of the rank therefore waits for the end of the launching
+process. The second thread then gives the main thread some time, and kills the rank. While the launching process lives,
+the second thread sleeps. This file works only on Linux.
 
 This file is imported without torch.
 """
@@ -20,17 +20,17 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-_ENDS_S = 10.0  # seconds in which a rank must end if it has nothing to save
+_ENDS_S = 10.0  # the seconds that a rank with nothing to save has to end
 _POLL_S = 0.1
 _WORKER = "pt_data_worker"  # torch's name for the workers of a DataLoader
 
 
 class _Grace:
-    """How long this process may continue after the end of its launching process.
+    """How long a rank may continue after its launching process has ended.
 
     Attributes:
-        seconds: the time that this process has after the end of the launching process.
-        followed: the id of the launching process, if a thread waits for its end; otherwise 0.
+        seconds: the time that the rank has.
+        followed: the process id of the launching process if a thread waits for its end, otherwise 0.
     """
 
     seconds = _ENDS_S
@@ -38,7 +38,7 @@ class _Grace:
 
 
 def follow(launcher: int) -> None:
-    """Start the thread that ends this process soon after its parent, the process ``launcher``. A second call has no
+    """Start the thread that ends this process soon after the process ``launcher``, its parent. Later calls have no
     effect.
     """
     if sys.platform != "linux" or not hasattr(os, "pidfd_open") or _Grace.followed == os.getppid():
@@ -47,7 +47,7 @@ def follow(launcher: int) -> None:
         return
     try:
         end = os.pidfd_open(launcher)
-    # the kernel is old, or the launching process has just ended; if it has, the system's SIGTERM ends this process
+    # the kernel is old, or the launching process has just ended, and the system's SIGTERM ends this process
     except OSError:
         return
     _Grace.followed = launcher
@@ -56,7 +56,9 @@ def follow(launcher: int) -> None:
 
 @contextmanager
 def may_take(seconds: float) -> Iterator[None]:
-    """Context in which this process may outlive its launching process by ``seconds``, because it must save."""
+    """Context in which this process may continue for ``seconds`` after the end of its launching process, in order to
+    save.
+    """
     before, _Grace.seconds = _Grace.seconds, seconds
     try:
         yield
@@ -69,7 +71,7 @@ def _await(end: int) -> None:
     poll.register(end, select.POLLIN)
     poll.poll()
     began = time.monotonic()
-    # the loop reads the attribute again, because the run may enter or leave the context of may_take()
+    # the loop reads _Grace.seconds again, because the main thread may enter the context of may_take()
     seconds = _Grace.seconds
     while time.monotonic() < began + max(seconds, _Grace.seconds):
         time.sleep(_POLL_S)
@@ -77,18 +79,18 @@ def _await(end: int) -> None:
         os.write(
             2, f"The launching process was killed {seconds:g} s ago, so process {os.getpid()} ends too.\n".encode()
         )
-    if os.getpgrp() == os.getpid():  # this process leads a group, which includes the processes that it has started
+    if os.getpgrp() == os.getpid():  # this process leads a group, which includes its children
         os.killpg(os.getpid(), signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def kill_workers(ranks: Collection[int]) -> None:
-    """On Linux, kill the DataLoader workers of ranks that have ended.
+    """Kill the DataLoader workers of ranks that have ended. Does nothing if the system is not Linux.
 
-    A worker ends itself soon after its rank, unless it is reading a sample, which may hang.
+    A worker ends soon after its rank, but not while it reads a sample, and reading may hang.
 
     Args:
-        ranks: the process ids of the ranks, each of which leads a session.
+        ranks: the process ids of the ranks. Each rank leads a session.
     """
     if sys.platform != "linux":
         return

@@ -1,4 +1,4 @@
-"""Start each process as an actor of a Ray cluster: on this machine, or on machines that Ray chooses."""
+"""Start each process as an actor of a Ray cluster, on this machine or on machines that Ray chooses."""
 
 from __future__ import annotations
 
@@ -37,52 +37,55 @@ with on_first_use:
     from drivetrain.launchers import _ray_actor
 
 
-_HERE = "local"  # Ray's name for a cluster of only this machine
-# the least size of Ray's object store; by default, Ray gives it a third of this machine's memory
+_HERE = "local"  # Ray's name for a new cluster of only this machine
+# the smallest size of Ray's object store; Ray's default is a third of this machine's memory
 _STORE_BYTES = 200 * 2**20
 _SOON_S = 10.0
-_LAST_WORDS_S = 0.5  # Ray fetches the actors' output about ten times a second, until it is disconnected
-_ECHO_S = 10.0  # Ray takes seconds to detect a death; ranks that lose a connection report at once
+_LAST_WORDS_S = 0.5  # time to print the actors' last output, which Ray fetches ten times a second
+_ECHO_S = 10.0  # Ray detects a rank's death after seconds, and ranks that lose a connection report at once
 _CURE = "Create it where it is used: in setup, in configure_model, or in another hook, which run in each process."
 _DIED = "If you did not kill it, its machine is gone or ran out of memory: use smaller batches or fewer loader workers."
-_OF_RAY = re.compile("_group_|node:|memory")  # names of resources that a job does not request
-# devices for which Ray's resource has torch's name of the device in capitals; other devices are "GPU"
+_OF_RAY = re.compile("_group_|node:|memory")  # resources that no job requests
+# Ray's resource for a device is torch's name for it in capitals if the name is listed here, otherwise "GPU"
 _NOT_CALLED_GPU = ("HPU", "NPU", "TPU")
 
 
 class RayLauncher(Launcher):
-    """Starts Ray actors, which get copies of this process's objects; this process only waits, and is not a rank.
+    """Starts Ray actors, each of which becomes a rank. This process only waits for them, and is not a rank.
 
-    If the program is not connected to Ray, the launcher connects for the duration of the call: to the cluster at
-    ``address``, or to a new cluster of only this machine, whose start takes seconds. Call ``ray.init`` before ``fit``
-    to keep a connection between calls, or to send modules to other machines: ``runtime_env={"working_dir": "."}``.
-    Classes and functions of the program's file or of a notebook are sent automatically.
+    If the program is not connected to Ray, the launcher connects to the cluster at ``address`` for the duration of the
+    call. By default, the launcher starts a cluster of only this machine, which takes seconds. To keep a connection
+    between calls, call ``ray.init`` before ``fit``. To send modules to other machines, pass
+    ``runtime_env={"working_dir": "."}`` to ``ray.init``. Classes and functions of the program's file or of a notebook
+    are sent automatically.
 
-    Every machine runs ``num_processes`` actors. The ranks on a machine are consecutive. If this machine takes part, it
-    has the first ranks. Each process gets the environment variables with its rank, and this process's random state,
-    torch's switches, working directory, command line, ``sys.path`` (after the usual entries), and a copy of every
-    tensor. A process on this machine also gets this process's other environment variables; a process on another machine
-    gets only those that are not set there. The number of threads is ``OMP_NUM_THREADS``; otherwise the number of
-    processors that Ray has reserved for the process; in a cluster that this launcher has started, the process's share
-    of all processors.
+    Every machine runs ``num_processes`` actors. The ranks on a machine are consecutive. If this machine runs actors, it
+    has the first ranks. Each actor gets this process's random state, torch's switches, working directory, command line,
+    ``sys.path`` (after the usual entries), and a copy of every tensor. Each actor gets the environment variables with
+    its rank. An actor on this machine also gets this process's other environment variables. An actor on another machine
+    only gets the variables that are not set on the actor's machine. The number of threads is ``OMP_NUM_THREADS``. If
+    ``OMP_NUM_THREADS`` is not set, an actor has one thread for each processor that Ray has reserved for the actor. In a
+    cluster that this launcher has started, an actor then has one thread for each processor in its share of all
+    processors.
 
-    Ray hides from an actor the devices that are not reserved for it. With this launcher, each actor of a machine sees
-    the devices of all actors there, in the order of ``LOCAL_RANK``, because libraries use ``LOCAL_RANK`` as the
-    device's index. The plan counts the devices of the launching machine, so this machine needs as many devices as each
-    of the others.
+    By default, Ray hides from an actor the devices that Ray has reserved for other actors. With this launcher, each
+    actor sees the devices of all actors on its machine, in the order of ``LOCAL_RANK``, because libraries use
+    ``LOCAL_RANK`` as the index of a device. The Trainer counts the devices of this machine, so this machine needs as
+    many devices as every other machine.
 
     Rank 0 writes the files on its machine, so the machines should share the folder ``default_root_dir``. SIGTERM and
-    Ctrl-C may be sent to this process or to any of the actors; this process forwards them, so that a fit saves.
+    Ctrl-C can be sent to this process or to any actor. This process forwards the signal to all actors, so that a fit
+    saves.
 
     Args:
         environment: provides this machine's node rank, and the main port.
         num_processes: the number of processes on each machine.
         num_nodes: the number of machines.
-        resources: the resources that Ray reserves for each process, by Ray's names: ``{"CPU": 4, "GPU": 1}``; at most
-            one device. ``None``: ``{"CPU": 1}``.
-        address: the cluster's address, as for ``ray.init``; ``None``: the variable ``RAY_ADDRESS``; if it is not set,
-            "local", a cluster of only this machine.
-        start_timeout_s: seconds to wait for resources in the cluster, which other jobs may use.
+        resources: the resources that Ray reserves for each process, by Ray's names, with at most one device: ``{"CPU":
+            4, "GPU": 1}``. The default is ``{"CPU": 1}``.
+        address: the cluster's address, as for ``ray.init``. The default is the environment variable ``RAY_ADDRESS``. If
+            it is not set, the default is "local", a cluster of only this machine.
+        start_timeout_s: seconds to wait until the cluster has free resources.
     """
 
     _names = ("ray",)
@@ -109,15 +112,15 @@ class RayLauncher(Launcher):
         self.start_timeout_s = start_timeout_s
 
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run ``function`` in all actors; return a copy of rank 0's result, with tensors in host memory.
+        """Run ``function`` in all actors. Return a copy of rank 0's result, with tensors in host memory.
 
         Raises:
-            ConfigurationError: Ray is not installed, cannot be reached or has no free resources, or the arguments
-                cannot be pickled.
-            LaunchError: a process failed; the others were killed at once. If the process died, the exit code is 1,
-                because Ray does not report the real one.
-            KeyboardInterrupt: this or another process got an interrupt; all processes have ended.
-            SIGTERMException: this or another process got SIGTERM; all processes have ended.
+            ConfigurationError: Ray is not installed, does not answer, or has no free resources, or the arguments cannot
+                be pickled.
+            LaunchError: a process failed, and the other processes were killed. If the process died, the exit code is 1,
+                because Ray does not report the real exit code.
+            KeyboardInterrupt: this process or a rank got SIGINT, and all ranks have ended.
+            SIGTERMException: this process or a rank got SIGTERM, and all ranks have ended.
         """
         check_installed(type(self).__name__, "ray", instead='strategy="ddp"')
         call = _ray_actor.packed((function, args, kwargs), "Something that the new processes need", _CURE)
@@ -125,11 +128,11 @@ class RayLauncher(Launcher):
             with self._cluster(len(call)) as ours, self._actors(ours) as actors:
                 seats = self._seats(actors)
                 here = ray.get_runtime_context().get_node_id()
-                # None: as Ray has set it
+                # None: the value that Ray has set
                 threads = os.environ.get("OMP_NUM_THREADS", str(threads_each(self.num_processes)) if ours else None)
                 origin, sent = _origin(here), ray.put(call)
                 with job_folder() as folder:
-                    own = sum(seat.node == here for seat in seats)  # actors on this machine, which are the first ranks
+                    own = sum(seat.node == here for seat in seats)  # the actors on this machine are the first ranks
                     board = Board(folder, range(own), len(seats)) if own else None
                     variables = variables_for(seats, here, folder)
                     running = {
@@ -144,7 +147,9 @@ class RayLauncher(Launcher):
 
     @contextmanager
     def _cluster(self, payload: int) -> Iterator[bool]:
-        """Context in which Ray is connected to a cluster; yields whether this launcher has started the cluster."""
+        """Context in which this process is connected to a Ray cluster. Yields whether this launcher has started the
+        cluster.
+        """
         if ray.is_initialized():
             yield False
             return
@@ -152,7 +157,7 @@ class RayLauncher(Launcher):
         options: dict[str, Any] = {"logging_level": logging.WARNING}
         if address == _HERE:
             needed = math.ceil(self.resources.get("CPU", 0) * self.num_processes)
-            options["num_cpus"] = max(needed, os.cpu_count() or 1)  # max(): there may be more processes than processors
+            options["num_cpus"] = max(needed, os.cpu_count() or 1)  # max(): there may be more actors than processors
             options["object_store_memory"] = max(_STORE_BYTES, 2 * payload)
             options["include_dashboard"] = False
         with _handler_kept(signal.SIGTERM), ExitStack() as stack:
@@ -170,7 +175,7 @@ class RayLauncher(Launcher):
 
     @contextmanager
     def _actors(self, ours: bool) -> Iterator[list[Any]]:
-        """Context with the actors, equally many on each machine; they are killed at its end."""
+        """Context that yields the actors, and kills them at its end. Each machine has the same number of actors."""
         together = {name: amount * self.num_processes for name, amount in self.resources.items()}
         group = ray_util.placement_group([together] * self.num_nodes, strategy="STRICT_SPREAD")
         actors: list[Any] = []
@@ -217,11 +222,11 @@ class RayLauncher(Launcher):
     # ---- while they run ------------------------------------------------------------------------------------------
 
     def _wait(self, running: dict[Any, _Rank], here: str, board: Board | None) -> bytes:
-        """Return rank 0's result when all ranks have ended normally. If a signal has asked the ranks to end, wait until
-        all have saved.
+        """Wait for all ranks, and return rank 0's result. If a signal has asked the ranks to end, they save before they
+        end.
 
         Args:
-            running: the pending result of each rank.
+            running: the ranks by Ray's references to their pending results.
             here: Ray's id of this machine.
             board: shows the progress of this machine's ranks.
         """
@@ -240,7 +245,7 @@ class RayLauncher(Launcher):
                         end = error
                     if not isinstance(end, bytes):
                         failed[rank.number], errors[rank.number] = self._failure(rank, end, board)
-                        # the kill closes the failed rank's connections, so that no other rank waits for this rank
+                        # close the failed rank's connections, so that no other rank waits for it
                         ray.kill(rank.actor)
                     elif rank.number == 0:
                         first = end
@@ -251,8 +256,8 @@ class RayLauncher(Launcher):
         return first
 
     def _failure(self, rank: _Rank, end: Any, board: Board | None) -> tuple[Ended, BaseException]:
-        """Return how a rank has failed, and the exception for this failure, which says in which phase and step this
-        machine's ranks were.
+        """Return how a rank has failed, and an exception for this failure. The exception's message tells the phase and
+        the step of each rank of this machine.
         """
         job = self.num_processes * self.num_nodes
         who = f"Rank {rank.number} of {job} (an actor of Ray on {rank.seat.address}, process {rank.seat.pid})"
@@ -266,14 +271,14 @@ class RayLauncher(Launcher):
 
 @dataclass(frozen=True)
 class Seat:
-    """The machine of an actor.
+    """The machine, the process and the devices of an actor.
 
     Attributes:
         node: Ray's id of the machine.
-        address: the machine's address, for the other ranks.
-        port: a free port on it.
+        address: the address at which other machines reach the machine.
+        port: a free port of the machine.
         pid: the actor's process id.
-        devices: the environment variables with which Ray hides from the actor the devices that are not reserved for it.
+        devices: the environment variables with which Ray hides other actors' devices from this actor.
     """
 
     node: str
@@ -291,11 +296,11 @@ class _Rank:
 
 
 def variables_for(seats: Sequence[Seat], here: str, board: Path | None = None) -> list[dict[str, str]]:
-    """Return the environment variables with each actor's rank, in the order of ``seats``.
+    """Return the environment variables of each actor, in the order of ``seats``.
 
     The ranks on a machine are consecutive, and the machine ``here`` has the first ranks. Each actor sees the devices of
-    all actors on its machine. If all actors are on one machine, they meet at a loopback address. Actors on ``here``
-    show their progress in the folder ``board``.
+    all actors on its machine. If all actors are on one machine, ``MASTER_ADDR`` is a loopback address. Actors on
+    ``here`` get the path ``board`` of the folder in which they show their progress.
     """
     nodes = sorted(dict.fromkeys(seat.node for seat in seats), key=lambda node: node != here)
     members = [[index for index, seat in enumerate(seats) if seat.node == node] for node in nodes]
@@ -320,12 +325,12 @@ def variables_for(seats: Sequence[Seat], here: str, board: Path | None = None) -
 
 
 def count_of(wanted: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> int:
-    """Return how many of ``nodes`` have all the resources in ``wanted``."""
+    """Return the number of ``nodes`` that have all the resources in ``wanted``."""
     return sum(all(node.get(name, 0) >= amount for name, amount in wanted.items()) for node in nodes)
 
 
 def resources_for(device: torch.device) -> dict[str, float]:
-    """Return the resources, by Ray's names, that Ray must reserve for a process with the device ``device``."""
+    """Return the resources that Ray must reserve for a process with this device, by Ray's names."""
     if device == HOST:
         return {"CPU": 1.0}
     name = device.type.upper()
@@ -333,12 +338,12 @@ def resources_for(device: torch.device) -> dict[str, float]:
 
 
 def hides_devices(name: str) -> bool:
-    """Whether an environment variable of this name selects the devices that a process may see."""
+    """Whether an environment variable of this name hides devices from a process."""
     return "_VISIBLE_" in name or name == "ZE_AFFINITY_MASK"
 
 
 def _options(resources: Mapping[str, float]) -> dict[str, Any]:
-    """Return ``resources`` as an actor's options; Ray has separate options for some resources."""
+    """Return ``resources`` as options of an actor. For some resources Ray has separate options."""
     own = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
     others = {name: amount for name, amount in resources.items() if name not in own}
     return {
@@ -349,7 +354,7 @@ def _options(resources: Mapping[str, float]) -> dict[str, Any]:
 
 
 def _origin(node: str) -> bytes:
-    """Return the state of this process for the actors, without the environment variables that concern only this
+    """Return the state of this process for the actors, without environment variables that are only valid on this
     machine.
     """
     state = ProcessState.current()
@@ -360,10 +365,10 @@ def _origin(node: str) -> bytes:
 
 
 def _check_answers(address: str) -> None:
-    """Check that a process listens at the address; without this check, Ray would try for a quarter of an hour.
+    """Check that a process listens at the address. Without this check, Ray would retry for a quarter of an hour.
 
     Raises:
-        OSError: no process listens there.
+        OSError: no process listens at the address.
     """
     host, _, port = address.rpartition(":")
     if port.isdigit() and "/" not in host:
@@ -371,7 +376,7 @@ def _check_answers(address: str) -> None:
 
 
 def _pass_on(number: int, ranks: Sequence[_Rank], here: str) -> None:
-    """Send a signal to the processes of these ranks; for a process on another machine, a Ray task sends it."""
+    """Send a signal to the processes of these ranks. On another machine, a Ray task sends the signal."""
     for node in {rank.seat.node for rank in ranks}:
         pids = [rank.seat.pid for rank in ranks if rank.seat.node == node]
         if node == here:
@@ -383,12 +388,11 @@ def _pass_on(number: int, ranks: Sequence[_Rank], here: str) -> None:
 
 @contextmanager
 def _handler_kept(number: signal.Signals, without_rays: bool = False) -> Iterator[None]:
-    """Context that, at its end, restores the signal's handler if code inside the context has replaced it.
+    """Context that restores the signal's handler at its end, because Ray replaces the handler.
 
     Args:
         number: the signal.
-        without_rays: whether to disable Ray's handler inside the context, because Ray's handler would end the program
-            at once.
+        without_rays: whether to remove Ray's handler inside the context. Ray's handler would end the program at once.
     """
     before = signal.getsignal(number)
     is_rays = str(getattr(before, "__module__", "")).partition(".")[0] == "ray"

@@ -1,4 +1,4 @@
-"""Run the program's own command again, once per device: each process runs the complete script as a rank."""
+"""Start the program's command again, once per device. Each process runs the complete script as a rank."""
 
 from __future__ import annotations
 
@@ -26,25 +26,26 @@ from drivetrain.launchers.signals import Sent, forwarding, say_who_is_killed, wa
 from drivetrain.launchers.watch import Watch
 
 _POLL_S = 0.1
-_LAST_WORDS_S = 1.0  # after one process has failed: seconds for the others to fail, too, and to print the reason
-_HANGS = 10**6  # used in place of an exit code if the ranks wait for each other
-_GRACE_S = 5.0  # after a process has failed: seconds for the others to end after SIGTERM
+_LAST_WORDS_S = 1.0  # seconds that the other processes have to print their errors after a process has failed
+_HANGS = 10**6  # returned in place of an exit code if the ranks wait for each other forever
+_GRACE_S = 5.0  # seconds that the remaining processes have to end after SIGTERM
 
 
 class ScriptLauncher(Launcher):
-    """Starts the command that started this program, once for each rank, and supervises the processes.
+    """Starts this program's command once for each rank, and supervises the processes.
 
     This process is not a rank. :meth:`launch` never returns: it waits, and ends this process with the job's exit code.
-    Nothing has to be pickled, and debuggers see ordinary programs; ``breakpoint()`` works on rank 0. The script's code
-    before the call of ``fit`` runs in each process.
+    Nothing has to be pickled. A debugger sees an ordinary program, and ``breakpoint()`` works on rank 0. The script's
+    code before the call of ``fit`` runs in each process.
 
-    The processes get the current environment, the variables with their ranks, and the command line and working
-    directory with which this process was started, even if the script has changed ``sys.argv`` or the directory since.
+    The processes get the current environment variables and the variables of a rank. They get the command line and the
+    working directory with which this program was started, even if the script has changed ``sys.argv`` or the working
+    directory.
 
     Args:
         environment: provides the machine's node rank, and the main address and port.
         num_processes: the number of processes on this machine.
-        num_nodes: the number of machines; the program is started once on each.
+        num_nodes: the number of machines. The program is started once on each machine.
     """
 
     _names = ("popen",)
@@ -53,10 +54,11 @@ class ScriptLauncher(Launcher):
 
     @classmethod
     def for_job(cls, *job: Any, **options: Any) -> Launcher:
-        """Return an instance; in a process that this launcher has started, an ``ExternalLauncher``.
+        """Return an instance of this class. In a process that this launcher has started, return an
+        ``ExternalLauncher``.
 
-        A user's cluster environment may not detect that this process is a rank. Then each rank would start further
-        ranks, without end.
+        This prevents an endless chain of launches if a user's cluster environment does not detect that this process is
+        a rank.
         """
         return ExternalLauncher() if was_started() else super().for_job(*job, **options)
 
@@ -65,12 +67,12 @@ class ScriptLauncher(Launcher):
 
         Raises:
             ConfigurationError: there is no command that runs this program again.
-            SystemExit: always. The exit code is 128 + n if this process got the signal n; otherwise 0 if all processes
-                succeeded, 1 if they hang, and in other cases the exit code of the process that failed first.
+            SystemExit: always. The exit code is 128 + n if this process got the signal n, 0 if all processes succeeded,
+                and 1 if they hang. In other cases it is the exit code of the process that failed first.
         """
         command = command_again()
         variables = variables_of(self.environment, self.num_processes, self.num_nodes)
-        if sys.stdout is not None:  # None: the program was started without an output
+        if sys.stdout is not None:  # None: the program has no standard output
             sys.stdout.flush()
         processes: list[subprocess.Popen[bytes]] = []
         early: list[int] = []  # signals that arrived before all processes had started
@@ -108,7 +110,7 @@ class ScriptLauncher(Launcher):
 
 
 def _started(command: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start a rank in its own session, so that it gets signals only from this process, each once."""
+    """Start a rank in a new session. The rank then gets no signals from the terminal, but only from this process."""
     return subprocess.Popen(
         command, env={**os.environ, **variables}, cwd=_directory(), start_new_session=True,
         preexec_fn=_dies_with_launcher(),
@@ -116,8 +118,8 @@ def _started(command: Sequence[str], variables: Mapping[str, str]) -> subprocess
 
 
 def _dies_with_launcher() -> Callable[[], None] | None:
-    """Return the function that a new process runs first, so that the process ends when the launching process is killed.
-    ``None``: the system cannot do this.
+    """Return a function that a new process runs first. The process then ends if the launching process is killed. Return
+    ``None`` if the operating system does not support this.
     """
     if sys.platform != "linux":
         return None
@@ -125,17 +127,17 @@ def _dies_with_launcher() -> Callable[[], None] | None:
 
     def follow() -> None:
         torch_private.signal_at_parents_end(signal.SIGTERM)
-        if os.getppid() != launcher:  # the launching process ended before the line above
+        if os.getppid() != launcher:  # the launching process had already ended
             os._exit(128 + signal.SIGTERM)
 
     return follow
 
 
 def _report(processes: Sequence[subprocess.Popen[bytes]], board: Board, code: int) -> int:
-    """Print which rank failed first, in which phase and step, and its traceback; return the exit code of the job."""
+    """Print which rank failed first, its phase, its step and its traceback. Return the exit code of the job."""
     local = next(rank for rank, process in enumerate(processes) if process.returncode == code)
     failures = {rank: found for rank in range(len(processes)) if (found := read_failure(board.folder, rank))}
-    # the process was killed, or has written no failure; its end has then caused the failures of other processes
+    # the process was killed, or has written no failure: other processes' failures are consequences of its end
     if code < 0 or local not in failures:
         end = f"was ended by the signal {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         say(board.report(local, processes[local].pid, end, ""))
@@ -143,7 +145,7 @@ def _report(processes: Sequence[subprocess.Popen[bytes]], board: Board, code: in
     local = first_of(failures)
     code, failure = processes[local].returncode or code, failures[local]
     left = [rank for rank, each in enumerate(processes) if each.poll() == 0 and board.left_its_run(rank)]
-    if failure.follows and left:  # the failure follows from a rank that has left its run without an error
+    if failure.follows and left:  # the cause is a rank that ended before its run ended, without an error
         say(board.report(left[0], processes[left[0]].pid, "ended with exit code 0", ""))
     else:
         say(board.report(local, processes[local].pid, f"{failure.summary}\nThat was", failure.traceback))
@@ -153,15 +155,15 @@ def _report(processes: Sequence[subprocess.Popen[bytes]], board: Board, code: in
 def _first_failure(
     processes: Sequence[subprocess.Popen[bytes]], sent: Sent, board: Board, stop_timeout_s: float
 ) -> int:
-    """Wait until all processes have ended, or one has failed and the others had time to fail, too, and to print the
-    reason.
+    """Wait until all processes have ended. If a process has failed, wait until the other processes had time to print
+    their errors.
 
-    The process that failed first need not be the first to end: while that process still prints its traceback, another
-    process may end because it has lost the connection. If all processes were killed at once, the lines about the cause
-    would be lost. After a signal, which all processes get, the processes have time to save.
+    The process that failed first is not always the first to end. While the first process prints a traceback, another
+    process may end because of a lost connection. If all processes were killed at this time, the traceback of the cause
+    would be lost. After a signal, the processes have time to save.
 
-    Returns: The first nonzero exit code; 0 if there is none; ``_HANGS`` if the processes that still run wait for each
-    other.
+    Returns: The first nonzero exit code, 0 if all processes succeeded, or ``_HANGS`` if the processes wait for each
+    other forever.
     """
     watch, ending, first = Watch(board), Ending(board, stop_timeout_s, _LAST_WORDS_S), 0
     while True:
@@ -171,7 +173,7 @@ def _first_failure(
             first = next(code for code in codes if code)
             if not was_asked_to_end(first):
                 stacks.note_collectives(board, running)
-            elif sent.number is None:  # after a signal ranks may be saving, which a second signal could interrupt
+            elif sent.number is None:  # a second signal could interrupt the saves after the first
                 _send(processes, signal.SIGTERM)
         if first:
             ending.look(running, asked=was_asked_to_end(first), failed=False)
@@ -185,12 +187,12 @@ def _first_failure(
 
 def _send(processes: Sequence[subprocess.Popen[bytes]], number: int) -> None:
     for process in processes:
-        # not to the process's group: the rank needs its DataLoader workers, which are in the group, until it has saved
+        # not to the process group, because the rank needs its DataLoader workers until it has saved
         process.send_signal(number)
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """End the remaining processes, and the processes that they have started."""
+    """End the remaining processes and their children."""
     running = [process for process in processes if process.poll() is None]
     for number, grace_s in ((signal.SIGTERM, _GRACE_S), (signal.SIGKILL, None)):
         for process in running:
@@ -204,10 +206,10 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def started_by_rank() -> int:
-    """Return the process id of the rank that has started this process; 0 if no rank has.
+    """Return the process id of the rank that has started this process, or 0 if no rank has started it.
 
-    A process that a rank starts has inherited the rank and the job's address, and would join the job as the same rank.
-    A process can detect this only on Linux.
+    Such a process has inherited the rank's environment variables, and would join the job as the rank. Works only on
+    Linux.
     """
     parent = os.getppid()
     try:
@@ -223,7 +225,7 @@ def command_again() -> list[str]:
     """Return the command that runs this program again from its original directory.
 
     Raises:
-        ConfigurationError: there is no such command, or the command would run a larger program that contains this one.
+        ConfigurationError: there is no such command, or it would start a host of this program, such as pytest.
     """
     host = _host()
     if host is not None:
@@ -235,8 +237,8 @@ def command_again() -> list[str]:
 
 
 def _host() -> tuple[str, str] | None:
-    """If this program runs inside a host (a notebook, pytest, ...), return the host and the strategy that works there;
-    ``None`` otherwise.
+    """If this program runs inside a host (a notebook, pytest, ...), return the host's name and a strategy that works
+    there. Otherwise, return ``None``.
     """
     main = sys.modules.get("__main__")
     spec = getattr(main, "__spec__", None)
@@ -254,12 +256,12 @@ def _host() -> tuple[str, str] | None:
 
 
 def _directory() -> str:
-    """Return the working directory with which this program was started, even if the program has changed it."""
+    """Return the working directory in which this program was started."""
     main = sys.modules.get("__main__")
     path, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
     if path is None:
         return STARTED_IN
-    if spec is not None:  # python -m: Python searches the working directory first
+    if spec is not None:  # python -m: sys.path[0] is the working directory
         root = str(Path(path).parents[spec.name.count(".")])
         return root if root == sys.path[0] else STARTED_IN
     # a script's path in __main__ is absolute when the program starts

@@ -1,4 +1,4 @@
-"""Signals that a launching process gets and forwards to the ranks."""
+"""Handle the signals that a launching process gets, and forward them to the ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from drivetrain.launchers.board import Board, say
 _PASSED_ON = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 _ENDS = frozenset({"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"})
 _CODES = frozenset(code for number in (signal.SIGTERM, signal.SIGINT) for code in (128 + number, -number))
-_AT_ONCE_S = 10.0  # seconds for the ranks to end after a second signal
+_AT_ONCE_S = 10.0  # the seconds that the ranks have to end after a second signal
 
 
 @dataclass
@@ -26,8 +26,8 @@ class Sent:
     """The signals that a launching process got.
 
     Attributes:
-        number: the first signal that asks the job to end; ``None``: none so far.
-        deadline: when the remaining ranks are killed, in seconds of a monotonic clock; ``inf``: never.
+        number: the first signal that asks the job to end, or ``None``.
+        deadline: when the remaining ranks are killed, in seconds of the monotonic clock, or ``inf``.
         limit_s: the seconds between a signal and the deadline.
     """
 
@@ -50,8 +50,8 @@ def exception_of(number: int) -> BaseException:
 
 @contextmanager
 def handled(handlers: Mapping[int, Any]) -> Iterator[None]:
-    """Context with these handlers of signals; the previous handlers are restored when the block ends. Outside the main
-    thread the context has no effect, because Python sets no handlers there.
+    """Context with these signal handlers. The context restores the previous handlers at its end. In other threads than
+    the main thread the context has no effect, because Python can set handlers only in the main thread.
     """
     before = dict[int, Any]()
     try:
@@ -67,31 +67,30 @@ def handled(handlers: Mapping[int, Any]) -> Iterator[None]:
 
 @contextmanager
 def forwarding(send: Callable[[int], None], stop_timeout_s: float) -> Iterator[Sent]:
-    """Context in which signals are forwarded to the ranks, which then save and end. The context yields a record of the
-    signals.
+    """Context in which this process forwards signals to the ranks. Yields a record of the signals.
 
-    A user's handler for SIGTERM is called first, as in a fit. A signal that the user ignores, and another signal for
-    which the user has a handler, are not forwarded. Outside the main thread, nothing changes.
+    If the user has a handler for SIGTERM, the handler is called first. Other signals are not forwarded if the user has
+    a handler for them or ignores them. In other threads than the main thread the context has no effect.
 
     Args:
         send: sends a signal to all ranks; called in a signal handler.
-        stop_timeout_s: seconds for the ranks to end.
+        stop_timeout_s: the seconds that the ranks have to end.
     """
     sent, before = Sent(), dict[int, Any]()
 
     def handle(number: int, frame: FrameType | None) -> None:
         if number == signal.SIGTERM and callable(own := before[number]):
-            own(number, frame)  # if this raises an exception, this process ends, and then the ranks end
+            own(number, frame)  # if the handler raises an exception, the caller of launch ends the ranks
         if signal.Signals(number).name in _ENDS:
             again = sent.number is not None
             sent.number = sent.number or number
             sent.limit_s = min(_AT_ONCE_S, stop_timeout_s) if again else stop_timeout_s
-            # min(), because a second signal must not extend the time
+            # min(), because a second signal must not move the deadline back
             sent.deadline = min(sent.deadline, time.monotonic() + sent.limit_s)
         send(number)
 
     numbers = [number for name in _PASSED_ON if (number := getattr(signal, name, None)) and _is_passed_on(number)]
-    # stored before the handler is set, because the signal may arrive at once
+    # stored before the handlers are set, because a signal may arrive at once
     before.update({number: signal.getsignal(number) for number in numbers})
     with handled(dict.fromkeys(numbers, handle)):
         yield sent
@@ -101,17 +100,17 @@ def _is_passed_on(number: int) -> bool:
     known = signal.getsignal(number)
     if known in (signal.SIG_DFL, signal.default_int_handler):
         return True
-    # SIGTERM is meant for the whole job, so it is forwarded even if the user handles it
+    # SIGTERM concerns the whole job, so it is forwarded even if the user has a handler
     return number == signal.SIGTERM and callable(known)
 
 
 def say_who_is_killed(board: Board, running: Mapping[int, int], limit_s: float) -> None:
-    """Print which ranks are killed because they have not ended in time after a signal.
+    """Print a line for each rank that is killed because it has not ended in time after a signal.
 
     Args:
         board: shows the progress of the job's ranks.
         running: processes by local rank.
-        limit_s: the seconds that the ranks had for ending.
+        limit_s: the seconds that the ranks had to end.
     """
     for local_rank, pid in running.items():
         say(

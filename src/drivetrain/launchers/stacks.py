@@ -1,12 +1,11 @@
-"""Find out what the ranks of a machine are doing: the stacks of their threads, and the collectives in which the ranks
-wait.
+"""Find out what the ranks of a machine do: the stacks of their threads, and the collectives in which they wait.
 
-There are two methods. The first is a thread of the rank: when a file name arrives through a named pipe, the thread
-writes the stacks and the trace of collectives to a file of that name. The thread needs the interpreter's lock, which a
-rank that waits in a collective has released. Until a name arrives, the thread sleeps and costs nothing. If other code
-holds the lock, the thread cannot answer. The second method is a signal, on which Python's faulthandler writes the
-stacks without the lock. This signal may crash a process in which other threads run Python, so it is used only if the
-first method fails: then one thread holds the lock, and no other thread runs Python.
+There are two methods. The first is a thread in each rank, which sleeps until a file name arrives through a named pipe.
+The thread then writes the stacks and the trace of collectives to this file. The thread needs Python's global
+interpreter lock (GIL), which a rank that waits in a collective has released. If other code holds the GIL, the thread
+cannot answer. The second method is a signal, after which Python's faulthandler writes the stacks without the GIL. The
+signal could crash a process in which other threads run Python. The signal is sent only if the first method fails,
+because then one thread holds the GIL, and no other thread runs Python.
 
 This file is imported without torch.
 """
@@ -32,9 +31,9 @@ from drivetrain.base import files
 from drivetrain.launchers import flight
 from drivetrain.launchers.board import Board, own_sheet
 
-_NUMBER = getattr(signal, "SIGRTMIN", 0) + 11  # the signal's number, which neither torch nor Python uses
-_ANSWER_S = 1.0  # seconds for a rank to answer, first without the signal, then with it
-_SOON_S = 0.3  # seconds for a rank to answer when the job is about to end
+_NUMBER = getattr(signal, "SIGRTMIN", 0) + 11  # the number of a signal that neither torch nor Python uses
+_ANSWER_S = 1.0  # seconds that a rank has to answer the pipe, and then the signal
+_SOON_S = 0.3  # seconds that a rank has to answer if the job is about to end
 _SETTLED_S = 0.1  # stacks are complete if they have not grown for this time
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 _ASKED, _PIPE = "asked", "ask"
@@ -63,11 +62,11 @@ _open: list[object] = []
 
 
 def _answer(pipe: Path, folder: Path, local_rank: int) -> None:
-    # opened for writing too, because a pipe without a writer is at its end
+    # opened also for writing, because reading from a pipe without a writer returns at once
     with open(pipe, "r+b", buffering=0) as asks:
         while question := asks.read(64):
             for name in question.decode(errors="replace").split():
-                with contextlib.suppress(OSError):  # the job has ended, so the folder was removed
+                with contextlib.suppress(OSError):  # OSError: the job has ended, and its folder was removed
                     _write_answer(folder / f"{local_rank}.{name}")
 
 
@@ -92,12 +91,12 @@ class Process:
     """What the operating system knows about a process.
 
     Attributes:
-        state: the letter of its state in Linux: "R" running, "S" waiting, "D" waiting for a disk, "T" stopped, "t"
-            stopped by a debugger, "Z" ended; "" if there is no such process, "?" if the system cannot tell.
+        state: the letter of the process's state in Linux: "R" running, "S" waiting, "D" waiting for a disk, "T"
+            stopped, "t" stopped by a debugger, "Z" ended. "" if the process does not exist, "?" on other systems.
         traced: whether a debugger is attached.
-        cpu_s: the processor time that the process has used, in seconds.
-        answers: whether the process has a handler for the signal that asks for its stacks. Without such a handler, the
-            signal would end the process.
+        cpu_s: the seconds of processor time that the process has used.
+        answers: whether the process has a handler for the signal that asks for stacks. Without a handler, the signal
+            would end the process.
     """
 
     state: str = "?"
@@ -130,8 +129,8 @@ def process(pid: int) -> Process:
 
 
 def dead_ranks() -> list[int]:
-    """Return the ranks of this machine that have ended; called in a rank. If no process watches this rank, the list is
-    empty.
+    """Return the ranks of this machine that have ended. Called in a rank. If no process watches the ranks, return an
+    empty list.
     """
     sheet = own_sheet()
     if sheet is None:
@@ -146,13 +145,13 @@ def dead_ranks() -> list[int]:
 
 @dataclass(frozen=True)
 class Answer:
-    """A rank's answer.
+    """What a rank does now: its answer to :func:`ask`.
 
     Attributes:
-        pid: the rank's process id; 0: the rank has not begun, or runs in another container.
+        pid: the rank's process id, or 0 if the rank has not begun or runs in another container.
         process: what the operating system knows about the rank's process.
-        stacks: the stacks of the rank's threads, that of the main thread last; "" if the rank has written none.
-        trace: the trace of the rank's collectives; ``None`` if the rank has written none.
+        stacks: the stacks of the rank's threads, the main thread's last. "" if the rank has not answered.
+        trace: the trace of the rank's collectives, or ``None`` if the rank has not answered.
     """
 
     pid: int
@@ -168,8 +167,8 @@ class Answer:
 
     @property
     def line(self) -> str:
-        """The innermost line of the user's code in the main thread; if there is none, the innermost line of any code;
-        "" if unknown.
+        """The line of the user's code in which the main thread is. If there is none, the innermost line of any code. ""
+        if unknown.
         """
         # line 0 is generated code, which has no source
         own = [frame for frame in self.main if is_of_user(frame[0]) and frame[1]]
@@ -177,15 +176,17 @@ class Answer:
 
     @property
     def votes(self) -> bool:
-        """Whether the main thread waits at the end of a set-up phase, where the ranks meet without a collective."""
+        """Whether the main thread waits for the other ranks at the end of a set-up phase. The ranks meet there without
+        a collective.
+        """
         return any(file.endswith(_VOTES) and name == "_voting" for file, _, name in self.main[:2])
 
     @property
     def waits_in(self) -> flight.Collective | None:
-        """The collective in which the main thread waits; ``None`` if the main thread does something else.
+        """The collective in which the main thread waits, or ``None`` if the main thread does something else.
 
-        An unfinished collective does not show that the main thread waits. The thread waits only if its innermost line
-        is torch's or drivetrain's.
+        Even if a collective is unfinished, the main thread may do something else. The main thread waits only if its
+        innermost line is torch's or drivetrain's.
         """
         waits = flight.waits_in(self.trace)
         inside = bool(self.main) and any(each in self.main[0][0] for each in _WAIT_IN)
@@ -202,14 +203,13 @@ _NOT_THE_USERS = (
 
 
 def is_of_user(path: str) -> bool:
-    """Return whether the file ``path`` is the user's code: it belongs to no installed package and not to Python."""
+    """Return whether the file ``path`` is user code, which belongs neither to an installed package nor to Python."""
     installed = f"{os.sep}site-packages{os.sep}" in path or f"{os.sep}dist-packages{os.sep}" in path
     return not (installed or path.startswith(("<frozen ", *_NOT_THE_USERS)))
 
 
 def ask(board: Board, local_ranks: Sequence[int], answer_s: float = _ANSWER_S) -> list[Answer]:
-    """Return what these ranks are doing. The answer of a rank that is stopped, or holds the interpreter's lock, is
-    incomplete.
+    """Return what these ranks do now. If a rank is stopped or holds the GIL, the answer is incomplete.
 
     Args:
         board: shows the progress of the job's ranks.
@@ -236,9 +236,11 @@ def _wait(is_over: Callable[[], bool], seconds: float) -> None:
 
 
 def _signalled(board: Board, pids: Mapping[int, int], answer_s: float) -> dict[int, str]:
-    """Return the stacks that faulthandler writes in these ranks; "" for a rank in which faulthandler failed."""
+    """Send the signal to these ranks, and return the stacks that faulthandler writes. "" for a rank that does not
+    answer.
+    """
     found, grew = dict.fromkeys(pids, b""), time.monotonic()
-    with contextlib.suppress(OSError), contextlib.ExitStack() as stack:  # the folder may be removed at any time
+    with contextlib.suppress(OSError), contextlib.ExitStack() as stack:  # the job may end
         written = {each: stack.enter_context(open(board.folder / f"{each}.{_ASKED}", "rb")) for each in pids}
         for each, pid in pids.items():
             written[each].seek(0, os.SEEK_END)
@@ -257,7 +259,7 @@ def _signalled(board: Board, pids: Mapping[int, int], answer_s: float) -> dict[i
 
 
 def note_collectives(board: Board, local_ranks: Sequence[int]) -> None:
-    """Write for the report the collectives in which these ranks wait. Call this before the ranks are killed."""
+    """Write for the report in which collectives these ranks wait. Call this function before the ranks are killed."""
     for each, answer in zip(local_ranks, ask(board, local_ranks, _SOON_S), strict=True):
         if (waits := flight.waits_in(answer.trace)) is not None:
             board.note_collective(each, f"in {waits}")
@@ -265,7 +267,7 @@ def note_collectives(board: Board, local_ranks: Sequence[int]) -> None:
 
 def _write(board: Board, local_rank: int, name: str) -> bool:
     path = board.folder / f"{local_rank}.{_PIPE}"
-    with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
+    with contextlib.suppress(OSError):  # OSError: the process has ended, or belongs to another user
         end = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
         with open(end, "wb", buffering=0) as pipe:
             return pipe.write(f"{name}\n".encode()) is not None  # None: the pipe is full
@@ -273,8 +275,8 @@ def _write(board: Board, local_rank: int, name: str) -> bool:
 
 
 def _read(path: Path, stacks: str) -> tuple[str, flight.Trace | None]:
-    """Return the stacks and the trace in an answer; if there is no answer, return the argument ``stacks`` and
-    ``None``.
+    """Return the stacks and the trace in the answer at ``path``. If there is no answer, return the argument ``stacks``
+    and ``None``.
     """
     try:
         written, _, text = path.read_bytes().partition(_BETWEEN)

@@ -1,7 +1,7 @@
-"""Tracebacks reduced to the user's code: in reports, in notebooks, and when an uncaught exception ends a process.
+"""Reduce tracebacks to the user's code: in reports, in notebooks, and when an uncaught exception ends a process.
 
-Library frames above the user's innermost line are left out. The message of drivetrain's own error says what to do, so
-the frames below the user's line are left out too.
+The frames of libraries before the user's last frame are left out. After an error that drivetrain raises, the frames
+after the user's last frame are left out, too, because the message says what to do.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from drivetrain.errors import DrivetrainError
 
 OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _NOT_THE_USERS = (OURS, os.path.dirname(torch.__file__), os.path.dirname(os.__file__))
-_PACKAGES = ("site-packages", "dist-packages")  # folders for installed packages, inside Python's own folder
+_PACKAGES = ("site-packages", "dist-packages")  # folders of installed packages, which are inside Python's folder
 
 _Print = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 _FOLLOWS = "_follows_another_rank"  # an attribute that cut_completely() sets on an exception
@@ -36,8 +36,8 @@ def is_library(path: str) -> bool:
 
 
 def cut_tracebacks(tell: Callable[[BaseException], object] | None = None) -> None:
-    """From now on, leave library frames out of the traceback of an uncaught exception; ``tell`` gets the exception
-    first.
+    """From now on, print uncaught exceptions without the frames of libraries. Before an exception is printed, call
+    ``tell`` with it.
     """
     if tell is not None:
         _tell[:] = [tell]
@@ -47,17 +47,16 @@ def cut_tracebacks(tell: Callable[[BaseException], object] | None = None) -> Non
 
 
 def cut_completely(error: BaseException) -> None:
-    """If ``error`` ends this process, Python will print it without any frame.
+    """Let Python print ``error`` without any frame if it ends this process.
 
-    Such an error follows from another rank's failure, which the error's notes describe; this rank's frames would only
-    distract.
+    Used for an error that another rank's failure has caused. The notes of the error describe that failure.
     """
     setattr(error, _FOLLOWS, True)
 
 
 def traceback_of_user(error: BaseException) -> str:
-    """Return the traceback of ``error`` as text. If ``error`` is drivetrain's and no frame is the user's, return only
-    the message.
+    """Return the traceback of ``error`` as text. If drivetrain has raised ``error`` and no frame is the user's, return
+    only the message.
     """
     text = traceback.TracebackException.from_exception(error)
     kept = _kept(error, [each.filename for each in text.stack])
@@ -66,13 +65,13 @@ def traceback_of_user(error: BaseException) -> str:
 
 
 def place_of_user(error: BaseException) -> str:
-    """Return file, line and function of the innermost line of user code in the traceback of ``error``; or ""."""
+    """Return the file, line and function of the user's last frame in the traceback of ``error``, or ""."""
     frames = [each for each in traceback.extract_tb(error.__traceback__) if not is_library(each.filename)]
     return f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
 
 
 def _kept(error: BaseException, files: Sequence[str]) -> list[int]:
-    """Return the indices of the frames to show; ``files`` contains the file of each frame of the traceback."""
+    """Return the indices of the frames to show. ``files`` has the file of each frame."""
     users = [index for index, file in enumerate(files) if not is_library(file)]
     if isinstance(error, DrivetrainError):
         return users
@@ -92,12 +91,12 @@ def _print_cut(kind: type[BaseException], error: BaseException, trace: Traceback
             one.__traceback__ = cut(one)
         _before[0](kind, error, error.__traceback__)
     finally:
-        for one, found in complete:  # restore the complete traceback, for a debugger
+        for one, found in complete:  # restore the complete tracebacks, for a debugger
             one.__traceback__ = found
 
 
 def cut(error: BaseException) -> TracebackType | None:
-    """Return the traceback of ``error`` without library frames above the user's innermost line."""
+    """Return the traceback of ``error`` without the frames of libraries before the user's last frame."""
     entries, trace = [], None if getattr(error, _FOLLOWS, False) else error.__traceback__
     while trace is not None:
         entries.append(trace)

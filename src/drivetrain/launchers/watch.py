@@ -1,16 +1,17 @@
-"""Detect that a machine's ranks make no progress: report which ranks wait and which are missing, and perhaps end the
-job.
+"""Detect that the ranks of a machine make no progress. Report which ranks wait and which are missing, and in some cases
+end the job.
 
 [Note: when a job that hangs is ended]
-A report alone never ends a job. The job is ended only if no rank can continue: some rank has waited in a collective for
-the complete timeout, and no rank that is missing there can arrive. A rank cannot arrive if it is dead, has been stopped
-for a while, or waits in another collective for ranks that cannot arrive. The job is also ended if some rank waits at
-the end of a phase of the set-up, where all ranks meet, and a rank of this machine is dead or has been stopped for a
-while. A rank that does something else may still arrive: it may compile, save, prepare data, or be in a debugger.
-Detection needs Linux, and collectives that torch's Flight Recorder records.
+A job without progress is always reported. The job is only ended if it can never continue, of which there are two cases.
+First, a rank has waited in a collective for the complete timeout, and every rank that is missing there cannot arrive. A
+rank cannot arrive if it is dead, if it has been stopped for a while, or if it waits in another collective for ranks
+that cannot arrive. Second, a rank waits at the end of a set-up phase, where all ranks meet, and another rank of this
+machine is dead or has been stopped for a while. A rank that does something else may still arrive, because it may
+compile, save, prepare data, or be in a debugger. Detection needs Linux, and torch's Flight Recorder must record the
+collectives.
 
-The watch reads shared memory and /proc about once a second, in a process that is not a rank. Before the timeout, the
-watch asks the ranks nothing. This file is imported without torch.
+A process that is not a rank reads shared memory and /proc about once a second. This process sends requests to the ranks
+only after the timeout. This file is imported without torch.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from drivetrain.launchers import flight, stacks
 from drivetrain.launchers.board import BATCHES, PHASE, SAVING, SHOWN, STALL, STEP, Board, say
 
 _STOPPED_TIMEOUT_S = 60.0
-_BUSY = 0.1  # a rank is busy if it uses more than this share of one processor
+_BUSY = 0.1  # a rank that uses a larger share of one processor is busy
 _LOOK_S = 1.0  # seconds between two reads of the ranks' progress
-_AGAIN_S = 10.0  # seconds between two requests to ranks that make no progress
-_ENGINE_S = 60.0  # the same for a program with an Engine, whose ranks never show their progress
+_AGAIN_S = 10.0  # seconds between two requests while the ranks make no progress
+_ENGINE_S = 60.0  # the same for a program with an Engine, whose ranks show no progress
 
 
 def stopped_timeout_s() -> float:
-    """Return how many seconds a rank may be stopped (state T, after SIGSTOP or Ctrl-Z) before it counts as dead.
+    """Return after how many seconds a stopped rank (state T, after SIGSTOP or Ctrl-Z) counts as dead.
 
     The environment variable ``DRIVETRAIN_STOPPED_TIMEOUT_S`` overrides the default.
     """
@@ -42,10 +43,10 @@ def stopped_timeout_s() -> float:
 
 @dataclass(frozen=True)
 class Seen:
-    """The state of a rank as seen by the watch.
+    """What :class:`Watch` knows about a rank.
 
     Attributes:
-        place: the rank's phase and step.
+        place: the rank's phase and step, as text.
         answer: the rank's answer to the last request.
         is_busy: whether the rank has used the processor recently.
         stopped_s: the number of seconds for which the rank has been stopped.
@@ -58,7 +59,7 @@ class Seen:
 
 
 class Watch:
-    """Watches the ranks of one machine.
+    """Watches the ranks of one machine, and detects that they make no progress.
 
     Args:
         board: shows the progress of the job's ranks.
@@ -83,16 +84,16 @@ class Watch:
         self._asks_at, self._said = 0.0, False
 
     def look(self) -> str:
-        """Check the ranks, if the next check is due; return why the job must end, or "" if it need not end.
+        """Check the ranks if the next check is due. Return the report on a job that must end, otherwise "".
 
-        When there was no progress during the timeout, the watch prints a report, only once.
+        If there was no progress during the timeout, but the job may still continue, print a report once.
         """
         now = self._clock()
         if now < self._next:
             return ""
         words = [self._board.words(each) for each in self._local]
         stall_s = max(each[STALL] for each in words) / 1000
-        if not stall_s:  # no run has begun, or the run is not watched
+        if not stall_s:  # no rank is in a run that is watched
             self._next, self._progress = now + _LOOK_S, ()
             return ""
         look_s = min(_LOOK_S, stall_s / 10)
@@ -100,13 +101,13 @@ class Watch:
         progress = tuple(tuple(each[word] for word in (PHASE, BATCHES, STEP, SAVING, STALL)) for each in words)
         if progress != self._progress:
             self._progress, self._since, self._said = progress, now, False
-            # ask the ranks only when a wait in a collective can have lasted for the timeout
+            # before this time, no rank can have waited in a collective for the timeout
             self._stopped, self._cpu, self._asks_at = {}, {}, now + stall_s + look_s
             return ""
         self._look_at_processes(now, now - self._since >= stall_s / 2)
         if now < self._asks_at:
             return ""
-        runs = any(each[SHOWN] for each in words)  # False: a program with an Engine, which shows no progress
+        runs = any(each[SHOWN] for each in words)  # False: a program with an Engine, whose ranks show no progress
         self._asks_at = now + min(_AGAIN_S if runs else _ENGINE_S, stall_s)
         return self._judge(now, stall_s, runs)
 
@@ -131,7 +132,7 @@ class Watch:
                 is_busy=when == now or answer.process.cpu_s - used_s > _BUSY * (now - when),
                 stopped_s=now - self._stopped.get(each, now),
             )
-        self._cpu = {}  # measured again from the next check on, because the answers have used processor time
+        self._cpu = {}  # measured anew, because the answers have used processor time
         ends = cannot_go_on(seen, stall_s)
         longest = max(
             (time.time() - waits.since for each in seen.values() if (waits := each.answer.waits_in)), default=0
@@ -153,7 +154,7 @@ class Watch:
 
 
 def now_of(board: Board) -> dict[int, Seen]:
-    """Return what the ranks of a machine are doing."""
+    """Return what each rank of the board's machine does now."""
     answers = stacks.ask(board, range(len(board.ranks)))
     return {rank: Seen(board.place(each), answers[each]) for each, rank in enumerate(board.ranks)}
 
@@ -162,7 +163,7 @@ def now_of(board: Board) -> dict[int, Seen]:
 
 
 def missing(seen: Mapping[int, Seen]) -> dict[int, dict[int, str]]:
-    """Return, for each rank that waits in a collective, the ranks that are missing there, with the reasons."""
+    """For each rank that waits in a collective, return the missing ranks, each with the reason why it is missing."""
     traces = {rank: each.answer.trace for rank, each in seen.items()}
     found: dict[int, dict[int, str]] = {}
     for rank, each in seen.items():
@@ -177,7 +178,7 @@ def cannot_go_on(seen: Mapping[int, Seen], waited_s: float) -> bool:
 
     Args:
         seen: the ranks of this machine.
-        waited_s: how many seconds a rank must have waited in its collective.
+        waited_s: a rank that has waited for fewer seconds is not considered.
     """
     now = time.time()
     absent = missing(seen)
@@ -195,7 +196,7 @@ def cannot_go_on(seen: Mapping[int, Seen], waited_s: float) -> bool:
     if lost and any(each.answer.votes for each in seen.values()):
         return True
     stuck = set(waiting)
-    while True:  # remove ranks that wait for no rank, or for a rank that may still arrive
+    while True:  # remove the ranks that wait for a rank which may still arrive
         left = {rank for rank in stuck if absent[rank] and absent[rank].keys() <= stuck | lost}
         if left == stuck:
             return bool(stuck)
@@ -206,12 +207,14 @@ def cannot_go_on(seen: Mapping[int, Seen], waited_s: float) -> bool:
 
 
 def text_of(seen: Mapping[int, Seen]) -> str:
-    """Return a line for each rank, and the stacks of all its threads."""
+    """Return a line for each rank, followed by the stacks of all ranks' threads."""
     return "\n".join((*describe(seen), "", _stacks(seen)))
 
 
 def describe(seen: Mapping[int, Seen]) -> list[str]:
-    """Return a line for each rank: where the rank waits and which ranks are missing there, or what it does instead."""
+    """Return a line for each rank: in which collective the rank waits and which ranks are missing there, or what the
+    rank does instead.
+    """
     absent = missing(seen)
     lacks = {other for others in absent.values() for other in others}
     voting = {rank for rank, each in seen.items() if each.answer.votes}
@@ -257,7 +260,7 @@ def _stacks(seen: Mapping[int, Seen]) -> str:
 
 
 def _saved(board: Board, text: str, seen: Mapping[int, Seen]) -> str:
-    """Write the report and all stacks into the run's folder; return the line that names the file."""
+    """Write the report and all stacks to a file in the run's folder. Return a line with the file's path."""
     with contextlib.suppress(OSError):
         folder = Path(board.run_folder or board.folder)
         folder.mkdir(parents=True, exist_ok=True)

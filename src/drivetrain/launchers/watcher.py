@@ -1,8 +1,8 @@
-"""The process that watches a machine's ranks if another program has started them, such as torchrun, srun or mpirun.
+"""The process that watches a machine's ranks if torchrun, srun, mpirun or another program has started them.
 
 Local rank 0 starts this process. This process prints a report when a rank fails, and the reports of
-:mod:`drivetrain.launchers.watch`. When all ranks have ended, for whatever reason, this process removes the board's
-folder and ends. This process does not import torch.
+:mod:`drivetrain.launchers.watch`. When all ranks have ended, this process removes the folder in which they have shown
+their progress, and ends. This process does not import torch.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from drivetrain.launchers.folder import hold
 from drivetrain.launchers.watch import Watch
 
 _POLL_S = 0.25
-_LAST_WORDS_S = 1.0  # after a rank has failed: seconds for the others to write their failures
+_LAST_WORDS_S = 1.0  # seconds that the other ranks have to write their failures after a rank has failed
 _START = "import sys; sys.path.insert(0, {root!r}); from drivetrain.launchers.watcher import main; main({folder!r})"
 
 
 def start(folder: Path) -> None:
-    """Start the watching process, which prints to the rank's output. Called in a rank, only on Linux.
+    """Start the watching process, which prints to this rank's output. Called in local rank 0, only on Linux.
 
-    The process begins in a session of its own, because torchrun and others end a rank by signals to the rank's whole
-    process group.
+    The process begins a new session, because programs such as torchrun end a rank by a signal to the rank's process
+    group.
     """
     root = str(Path(__file__).parents[2])
     command = [sys.executable, "-I", "-c", _START.format(root=root, folder=str(folder))]
@@ -38,7 +38,7 @@ def start(folder: Path) -> None:
 
 
 def main(folder: str) -> None:
-    """Watch the ranks that show their progress in ``folder``, until all of them have ended."""
+    """Watch the ranks that show their progress in ``folder`` until all ranks have ended."""
     _close_inherited()
     _ignore_signals()
     hold(Path(folder))  # keep the folder locked until this process ends
@@ -50,11 +50,10 @@ def main(folder: str) -> None:
 
 
 def _close_inherited() -> None:
-    """Close the file descriptors that this process has inherited from the rank that started it, except the rank's
-    output.
+    """Close the file descriptors that this process has inherited from a rank, except the standard streams.
 
-    These descriptors include the rank's connections to other ranks. The connections must close when the rank ends,
-    because otherwise the other ranks wait for it.
+    Among them are the rank's connections to other ranks. If these connections stayed open after the rank's end, the
+    other ranks would wait for the rank.
     """
     for end in map(int, os.listdir("/proc/self/fd")):
         if end > 2:
@@ -63,7 +62,7 @@ def _close_inherited() -> None:
 
 
 def _ignore_signals() -> None:
-    """Ignore signals from a terminal or a launcher, because this process ends when the ranks have ended."""
+    """Ignore signals from a terminal or a launcher, because this process must outlive the ranks."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     null = os.open(os.devnull, os.O_RDONLY)
@@ -72,21 +71,21 @@ def _ignore_signals() -> None:
 
 
 class _Ranks:
-    """The ranks of this machine, which are not children of this process.
+    """Waits for the ranks of this machine, which are not children of this process.
 
     Args:
-        board: shows the progress of the job's ranks; each rank that has joined has written its process id there.
+        board: shows the progress of the ranks and their process ids.
     """
 
     def __init__(self, board: Board) -> None:
         self._board = board
-        # by local rank: a file descriptor that is readable when the process has ended
+        # for each running local rank, a file descriptor that becomes readable when the rank ends
         self._running: dict[int, int] = {}
-        self._ended: list[int] = []  # local ranks in the order in which their end was detected
+        self._ended: list[int] = []  # the local ranks that have ended, in the order of detection
         self._watch = Watch(board)
 
     def watch(self) -> None:
-        """Return when all ranks have ended."""
+        """Wait until all ranks have ended, and print reports on failures."""
         reports_at = 0.0
         while True:
             self._find_new()
@@ -103,11 +102,11 @@ class _Ranks:
                 return
         if failed := self._failed():
             say(self._report(failed))
-        while self._running:  # the program that started the ranks ends those that still run
+        while self._running:  # the program that started the ranks will end the remaining ranks
             self._wait()
 
     def _wait(self, seconds: float | None = None) -> None:
-        """Wait until a rank ends, but at most ``seconds``."""
+        """Wait until a rank ends, at most ``seconds`` seconds."""
         for end in select.select(list(self._running.values()), [], [], seconds)[0]:
             rank = next(each for each, known in self._running.items() if known == end)
             os.close(self._running.pop(rank))
@@ -122,7 +121,7 @@ class _Ranks:
                     self._ended.append(rank)
 
     def _failed(self) -> list[int]:
-        """Return the local ranks that have ended with an exception, or that have ended without one during a run."""
+        """Return the local ranks that have ended with an exception, or before their run ended."""
         folder, board = self._board.folder, self._board
         return [each for each in self._ended if (folder / f"{each}.failure").exists() or board.words(each)[STALL]]
 
@@ -130,7 +129,7 @@ class _Ranks:
         failures = {each: found for each in failed if (found := read_failure(self._board.folder, each))}
         own = [each for each in failures if not failures[each].follows]
         silent = [each for each in failed if each not in failures]
-        # every failure follows from another rank, which may be one that has ended without an error during its run
+        # another rank has caused every failure, perhaps a rank that ended without an error before its run ended
         if not own:
             silent += [each for each in self._ended if each not in failed and self._board.left_its_run(each)]
         if own or not silent:
@@ -150,8 +149,8 @@ class _Ranks:
 
 
 def can_watch() -> bool:
-    """Return whether this system supports the watching process, and the watching process can outlive this rank."""
-    # Ray kills a rank together with the processes that it has started
+    """Return whether this system supports a watching process that outlives the ranks."""
+    # Ray kills the children of a rank together with the rank
     if "drivetrain.launchers._ray_actor" in sys.modules:
         return False
     return sys.platform == "linux" and hasattr(os, "pidfd_open") and bool(sys.executable)

@@ -1,4 +1,4 @@
-"""Start replicas with torch_xla, one for each device of this machine."""
+"""Start one replica with torch_xla for each device of this machine."""
 
 from __future__ import annotations
 
@@ -26,24 +26,26 @@ from drivetrain.launchers.launcher import Launcher, threads_each
 _METHOD = "fork"
 _PROBE_S = 10.0
 _LOOK_EVERY_S = 0.2
-# seconds for a failed replica to report, after another replica has lost the connection to that replica
+# seconds that a failed replica has to report after another replica has lost the connection to it
 _ECHO_S = 1.0
 
-# By the job's folder: the state that its forked replicas apply, what they call, and their number of torch's threads.
+# The keys are the paths of jobs' folders. The values are the state that forked replicas apply, the function that they
+# call, and the number of torch's threads.
 _calls: dict[str, tuple[child.Sealed[ProcessState], child.Sealed[child.Call], int | None]] = {}
 
 
 class XLALauncher(Launcher):
-    """Lets ``xmp.spawn`` fork the replicas from this process, which only waits and is not a replica.
+    """Forks this process with ``xmp.spawn``, once for each replica. This process only waits, and is not a replica.
 
-    Each replica gets the environment variables with its rank (``RANK``, ``LOCAL_RANK``, ``NODE_RANK``, ``WORLD_SIZE``,
-    ``LOCAL_WORLD_SIZE``), as torch_xla numbers them, its share of the processors as ``OMP_NUM_THREADS`` (unless this is
-    set), and this process's random state. The result is a copy of the result of this machine's rank 0. The launcher can
-    be used repeatedly. With one device the launcher starts no process: this process is the replica.
+    Each replica gets the environment variables ``RANK``, ``LOCAL_RANK``, ``NODE_RANK``, ``WORLD_SIZE`` and
+    ``LOCAL_WORLD_SIZE``, with torch_xla's numbers. If ``OMP_NUM_THREADS`` is not set, each replica gets its share of
+    the processors as ``OMP_NUM_THREADS``. Each replica also gets this process's random state. ``launch`` can be called
+    repeatedly, and returns a copy of local rank 0's result. With one device no process is started, and this process is
+    the replica.
 
     Raises:
-        ConfigurationError: torch_xla's runtime has started in this process and owns the devices; or torch has used its
-            threads in this process, and forked processes lack them.
+        ConfigurationError: torch_xla's runtime has started in this process and owns the devices, or torch has used
+            threads in this process, which forked processes lack.
         LaunchError: a replica failed.
     """
 
@@ -79,7 +81,7 @@ class XLALauncher(Launcher):
         check_fork(threads, _PROBE_S)
 
     def _explain(self, folder: Path) -> None:
-        """Raise the failure of a replica, if one has reported it."""
+        """If a replica has reported a failure, raise an exception about this failure."""
         failures = {rank: found for rank in range(self.num_processes) if (found := read_failure(folder, rank))}
         if failures:
             rank = first_of(failures)
@@ -87,7 +89,7 @@ class XLALauncher(Launcher):
 
 
 def _replica(ordinal: int, folder: str) -> None:
-    """Run the function that this forked process has inherited in memory."""
+    """Call the function in a replica. The function is in the memory that the replica has inherited."""
     local_rank = int(xla_runtime.local_ordinal())
     files.write(Path(folder) / f"{local_rank}.pid", str(os.getpid()).encode())
     variables = {
@@ -112,8 +114,8 @@ def _refuse_threads(count: int) -> None:
 
 @contextmanager
 def _kills_the_others(folder: Path) -> Iterator[None]:
-    """Context in which, soon after a replica has failed, the other replicas are killed, because they would wait
-    for it.
+    """Context in which the other replicas are killed soon after a replica has failed, because they would wait for
+    it.
     """
     done = threading.Event()
 

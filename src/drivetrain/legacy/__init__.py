@@ -1,6 +1,6 @@
-"""Programs written for Lightning 1.1 or 1.3, the earlier generations: thin adapters onto drivetrain's Trainer,
-strategies and precisions.
+"""Runs programs written for Lightning 1.1 or 1.3 (the earlier generations) with drivetrain's Trainer, strategies and
+precisions.
 
-drivetrain's Trainer does not know the accelerators of earlier generations: it calls their method ``as_settings()``,
-which returns a dictionary of drivetrain's arguments. No code outside this folder imports from this folder.
+An accelerator of an earlier generation has a method ``as_settings()``. The Trainer calls this method, which returns a
+dictionary of drivetrain's arguments. Code outside this folder never imports from this folder.
 """

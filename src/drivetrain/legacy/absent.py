@@ -1,5 +1,5 @@
-"""Classes of earlier Lightning generations that drivetrain lacks. Programs can import them, but creating an object
-raises an error.
+"""Classes of earlier Lightning generations that drivetrain lacks. Programs can import these classes, but their
+constructors raise an error.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from drivetrain.errors import NotSupportedError
 
 
 class _Absent:
-    """A class that can only be imported.
+    """A class that programs can import, but whose constructor raises an error.
 
     Raises:
         NotSupportedError: always.
@@ -26,7 +26,7 @@ class TestTubeLogger(_Absent):
     """The logger of the package test-tube, which drivetrain does not support."""
 
     cure = "Use TensorBoardLogger or CSVLogger, or write a Logger: see docs/own_logger.md."
-    __test__ = False  # tells pytest that this is not a test class
+    __test__ = False  # pytest must not collect this class as a test
 
 
 class RPCSequentialPlugin(_Absent):

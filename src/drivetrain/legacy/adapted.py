@@ -1,4 +1,4 @@
-"""drivetrain's strategies with methods that call an accelerator of an earlier Lightning generation."""
+"""Creates strategies of drivetrain whose methods call an accelerator of an earlier Lightning generation."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from drivetrain.strategies.strategy import Strategy, StrategyRegistry
 
 
 class Adapted(Shared):
-    """Base of the mixins that come before a strategy class among the bases; :attr:`usual` gives access to the strategy
-    class's own methods.
+    """Base of the mixins that override methods of a strategy class; :attr:`usual` has the strategy's own methods.
 
     Attributes:
-        source: the accelerator of the earlier generation that the strategy's methods call.
+        source: the earlier generation's accelerator, which the strategy's methods call.
     """
 
     source: Any
-    earlier: ClassVar[Earlier]  # the earlier generation's hooks and arguments that the mixin supports
-    splits_batches: bool  # whether the strategy class itself calls hooks such as training_step_end
+    earlier: ClassVar[Earlier]  # hooks and arguments of the earlier generation that the mixin supports
+    splits_batches: bool  # whether the strategy class calls hooks such as training_step_end
 
-    # the strategy class, which follows in the method resolution order, defines these
+    # Members of the strategy class, which follows in the method resolution order.
     world_size: int
     bind: Any
     manual_backward_context: Any
@@ -38,10 +37,11 @@ class Adapted(Shared):
 
 
 def adapted(mixin: type[Adapted], entry: Entry[Strategy] | str, source: Any, **arguments: Any) -> Any:
-    """Return an object of one of drivetrain's strategies, in which the methods of ``mixin`` override the strategy's.
+    """Create one of drivetrain's strategies; methods of ``mixin`` override the strategy's methods.
 
     Args:
-        mixin: a class whose methods call ``source``; ``self.usual`` gives them the strategy's own methods.
+        mixin: a class whose methods call ``source``; the mixin's methods find the strategy's own methods in
+            ``self.usual``.
         entry: a registered strategy, or its name.
         source: the accelerator of the earlier generation.
         arguments: arguments of the strategy's constructor.
@@ -56,7 +56,7 @@ _CLASSES: dict[tuple[type, type], Any] = {}
 
 
 def adapted_class(mixin: type[Adapted], strategy: type[Strategy]) -> Any:
-    """Return the subclass of ``strategy`` in which the methods of ``mixin`` override the strategy's."""
+    """Return a subclass of ``mixin`` and ``strategy``; methods of ``mixin`` override the methods of ``strategy``."""
     if (mixin, strategy) not in _CLASSES:
         name = f"{mixin.__name__}{strategy.__name__}"
         own = {"facts": strategy.facts.but(earlier=mixin.earlier), "splits_batches": strategy.facts.earlier.step_ends}
@@ -65,6 +65,6 @@ def adapted_class(mixin: type[Adapted], strategy: type[Strategy]) -> Any:
 
 
 def _bare(mixin: type[Adapted], strategy: type[Strategy]) -> Any:
-    """Return an object without state, whose state pickle then sets."""
+    """Return an object without state; pickle then sets the object's state."""
     cls = adapted_class(mixin, strategy)
     return cls.__new__(cls)

@@ -1,4 +1,4 @@
-"""Deprecation warnings for names of earlier Lightning generations: a warning says which name to write today."""
+"""Deprecation warnings for names of earlier Lightning generations. Each warning states the current name."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from drivetrain.base.rank_zero import rank_zero_warn
 
 
 def warn_deprecated(what: str, instead: str, once_for: Any = None) -> None:
-    """Warn that ``what`` is deprecated, and that ``instead`` replaces it.
+    """Warn that ``what`` is deprecated, and name the replacement ``instead``.
 
     Args:
         what: the subject of the sentence, such as "Trainer(gpus=2)".
         instead: what to write today.
-        once_for: an object; the warning about each ``instead`` is issued only once for this object. ``None``: always.
+        once_for: an object. For this object, the warning about each ``instead`` is issued only once. ``None``: always.
     """
     seen = set() if once_for is None else vars(once_for).setdefault("_deprecated", set())
     if instead not in seen:

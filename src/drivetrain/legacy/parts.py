@@ -1,4 +1,4 @@
-"""What accelerators and plugins of earlier Lightning generations share: members that call drivetrain's strategy."""
+"""Base classes of the accelerators and plugins of earlier Lightning generations."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from drivetrain.legacy.v1_3.epoch_ends import EpochEnds
 
 
 class AsksStrategy:
-    """Members that accelerators of Lightning 1.1 and training-type plugins of 1.3 have in common; they call
-    drivetrain's strategy.
+    """Common members of Lightning 1.1's accelerators and 1.3's training-type plugins; each calls the strategy.
 
     Attributes:
         strategy: drivetrain's strategy, with methods that call the accelerator; ``strategy.usual`` has the strategy's
@@ -31,24 +30,26 @@ class AsksStrategy:
     barrier = calls("strategy.usual.barrier")
     """``barrier(name=None)``: wait for every rank."""
     broadcast = calls("strategy.usual.broadcast")
-    """``broadcast(obj, src=0)``: return rank ``src``'s ``obj`` on every rank."""
+    """``broadcast(obj, src=0)``: return, on every rank, the argument ``obj`` of rank ``src``."""
     all_gather = calls("strategy.stack")
-    """``all_gather(tensor, group=None, sync_grads=False)``: return all ranks' tensors, of shape (world_size, ...)."""
+    """``all_gather(tensor, group=None, sync_grads=False)``: return the tensors of all ranks, of shape (world_size,
+    ...).
+    """
     process_dataloader = calls("strategy.usual.process_dataloader")
-    """``process_dataloader(dataloader)``: return the loader to iterate instead of ``dataloader``."""
+    """``process_dataloader(dataloader)``: return the loader to use in place of ``dataloader``."""
     block_backward_sync = calls("strategy.usual.block_backward_sync")
     """Return a context in which backward passes do not exchange gradients with other processes."""
 
     def training_step_end(self, output: Any) -> Any:
-        """Return the output of ``training_step``; a module's own ``training_step_end`` is called instead of this
-        method.
+        """Return the output of ``training_step``. If the module has a ``training_step_end``, drivetrain calls that hook
+        instead of this method.
         """
         return output
 
     validation_step_end = test_step_end = training_step_end
 
     def on_save(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
-        """Return the checkpoint to write instead of ``checkpoint``."""
+        """Return the checkpoint to write in place of ``checkpoint``."""
         return checkpoint
 
 
@@ -57,9 +58,9 @@ class EarlierAccelerator:
 
     Attributes:
         hardware: the name of drivetrain's accelerator.
-        optimizer_frequencies: for each optimizer, the number of successive batches that step only this optimizer;
-            empty: every batch steps all optimizers.
-        ends_evaluation_epochs: whether ``on_epoch_start`` and ``on_epoch_end`` are called in evaluations too.
+        optimizer_frequencies: for each optimizer, the number of successive batches in which only this optimizer steps;
+            empty: all optimizers step in every batch.
+        ends_evaluation_epochs: whether evaluations also call ``on_epoch_start`` and ``on_epoch_end``.
         strategy: drivetrain's strategy, with methods that call this accelerator.
     """
 
@@ -73,20 +74,20 @@ class EarlierAccelerator:
         """Return the arguments of drivetrain's Trainer for this accelerator.
 
         Raises:
-            ConfigurationError: the accelerator's hardware, or a package that the hardware needs, is missing.
+            ConfigurationError: the accelerator's hardware is missing, or a required package is not installed.
         """
-        choose(self.hardware)  # raises the ConfigurationError before the strategy is created
-        self.strategy.engine = None  # an Engine that a user's loop may have launched is no longer in use
+        choose(self.hardware)  # raises the ConfigurationError before a strategy exists
+        self.strategy.engine = None  # a user's loop can have set an Engine
         epoch_ends = EpochEnds(self.ends_evaluation_epochs)
         return {"accelerator": self.hardware, "strategy": self.strategy, "callbacks": [epoch_ends]}
 
 
 class OfAccelerator:
-    """A plugin that is part of an accelerator.
+    """A plugin that belongs to an accelerator.
 
     Attributes:
-        accelerator: the accelerator that this plugin is part of.
-        passing: the sentence in an error that says how to pass the plugin, with "{name}" for its class.
+        accelerator: the accelerator to which this plugin belongs.
+        passing: a sentence for errors about how to pass the plugin. "{name}" stands for the plugin's class.
     """
 
     accelerator: Any = None
@@ -97,7 +98,7 @@ class OfAccelerator:
         """drivetrain's strategy, with methods that call this plugin's accelerator.
 
         Raises:
-            ConfigurationError: the plugin is not part of an accelerator.
+            ConfigurationError: the plugin does not belong to an accelerator.
         """
         if self.accelerator is None:
             name = type(self).__name__

@@ -1,4 +1,4 @@
-"""Store the values of one logged name, and reduce them."""
+"""Store and reduce the values of one logged name."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _REDUCTIONS: dict[Any, Reduction] = {
 for _name in ("mean", "avg", "sum", "min", "max"):
     _REDUCTIONS[_name.upper()] = _REDUCTIONS[_name.title()] = _REDUCTIONS[_name]
 STACKED: dict[Reduction, Callable[..., Tensor]] = {"sum": torch.sum, "min": torch.amin, "max": torch.amax}
-"""By reduction: the function that reduces a tensor of values to one value."""
+"""The function for each reduction that reduces a tensor of values to one value."""
 
 
 class LogRule(NamedTuple):
@@ -41,7 +41,7 @@ class LogRule(NamedTuple):
 
 
 class Options(NamedTuple):
-    """Those arguments of ``self.log`` that must be the same in all calls with one name in one hook."""
+    """The arguments of ``self.log`` that must not differ between calls with one name in one hook."""
 
     prog_bar: bool
     logger: bool | None
@@ -82,13 +82,11 @@ LOGGED_STATE: Form = ({
     "total": (*NUMBER, None), "last": (*NUMBER, None), "weight": NUMBER, "last_weight?": NUMBER, "fresh": bool,
     "metric": (str, None),
 }, _pending)  # fmt: skip
-"""The form of an entry in :meth:`Logbook.state_dict`; files of earlier versions lack "pending"."""
+"""The form of an entry in :meth:`Logbook.state_dict`. In files of earlier versions, "pending" is missing."""
 
 
 class Logged(NamedTuple):
-    """How a name was logged: whether per step, over the epoch, to the progress bar, across ranks, and as a metric
-    object.
-    """
+    """The options with which a name was logged."""
 
     name: str
     on_step: bool
@@ -99,7 +97,7 @@ class Logged(NamedTuple):
 
 
 class Entry:
-    """One logged name in one hook: its last value, and its running reduction over the epoch."""
+    """The last value of a name in a hook, and the running reduction over the epoch."""
 
     def __init__(
         self, book: Logbook, name: str, options: Options, rule: LogRule, dataloader_idx: int | None = None
@@ -112,7 +110,7 @@ class Entry:
         # the names of the values per step and over the epoch
         self.step_name, self.epoch_name = self._suffixed("step"), self._suffixed("epoch")
         self.names = [self.step_name] * self.on_step + [self.epoch_name] * self.on_epoch
-        self.once = not rule.step_allowed  # whether the hook runs once per epoch; then its first value is final
+        self.once = not rule.step_allowed  # whether the hook runs once per epoch, so that the first value is final
         self.to_logger = options.logger is not False
         self.to_bar = options.prog_bar
         self.keep_graph = options.enable_graph
@@ -122,18 +120,18 @@ class Entry:
         self._book = book
         self._pending: list[Tensor] = []
         self._pending_weight: float = 1
-        # the checkpoint from which the entry was restored; None after the name was logged again
+        # the name of the checkpoint that the entry comes from; None after a new call of self.log
         self.source: str | None = None
-        self._restored = False  # whether some pending values come from a checkpoint, and so are in host memory
+        self._restored = False  # whether pending values come from a checkpoint, and are in host memory
         self._total: Value | None = None
         self._weight: float = 0
         self._last_weight: float = 1
         self.metric: Any = None  # the metric object logged under this name; None for numbers
         self._is_without_value = False  # whether the metric object's last compute() returned None
-        # whether the ranks' values are reduced to one value
+        # whether the values of the ranks are reduced to one value
         self.shared = options.sync_dist and book.reduce is not None
-        self.agreed: Value | None = None  # the epoch's value after the exchange of the ranks; None before it
-        # whether the epoch's first value was a new result of an operation, so that values need not be copied
+        self.agreed: Value | None = None  # the epoch's value after the exchange between ranks; None before
+        # whether values need no copy, because the epoch's first value was a new result of an operation
         self._borrows = False
         self._lent: Value | None = None  # the last value from :meth:`lend`
 
@@ -149,9 +147,7 @@ class Entry:
         return f"{base}_{suffix}{separator}{loader}"
 
     def push(self, value: Any, batch_size: float | None) -> None:
-        """Store one value, without a transfer. [Note: when a value is copied] in logbook.py says when ``value`` is
-        copied.
-        """
+        """Store one value, without a transfer to the host. See [Note: when a value is copied] in logbook.py."""
         if self._book.muted:
             self._push_nothing(value)
             return
@@ -190,24 +186,24 @@ class Entry:
             self._combine(value * weight if self.reduction == "mean" else value)
 
     def lend(self, value: Tensor) -> None:
-        """Store the value of a step that a graph of the device replays, without a copy: the next replay writes another
-        value into the same memory.
+        """Store a value without a copy. A graph of the device replays the step, so the next replay overwrites the
+        value.
         """
-        # a new object, because the logbook compares identities to detect a new value
+        # a new object: the logbook compares identities to detect a new value
         self.last = self._lent = value.detach()
         self.fresh = True
 
     def _push_nothing(self, value: Any) -> None:
-        """Record that this rank's batch does not count. If the ranks exchange values of this name, this rank takes part
-        with weight 0.
+        """Record that this rank's batch does not count. If the ranks exchange values of this name, this rank's weight
+        is 0.
         """
         if self.shared:
             self.last, self.fresh, self._last_weight = None, True, 0
         if isinstance(value, nn.Module):
-            self.metric = value  # kept, because all ranks must compute the metric together
+            self.metric = value  # all ranks must compute the metric together
 
     def _push_metric(self, metric: nn.Module) -> None:
-        """Record a metric object (torchmetrics), whose own state is the running reduction."""
+        """Record a metric object of torchmetrics. The metric's own state is the running reduction."""
         if not (hasattr(metric, "compute") and hasattr(metric, "reset")):
             raise LoggingError(
                 f"self.log({self.name!r}, ...) got a {type(metric).__name__}. "
@@ -219,11 +215,11 @@ class Entry:
             self.last, self.fresh = self._from_metric(value).clone(), True
 
     def _begin_metric(self, metric: nn.Module) -> None:
-        """Start an epoch in which this metric object is logged.
+        """Record ``metric`` when the metric object is first logged in an epoch.
 
         Raises:
-            LoggingError: the metric is also logged in another stage; or only the metric's step value is logged, but the
-                metric has no step value.
+            LoggingError: the metric is also logged in another stage; or only step values are logged, but the metric has
+                no step value.
         """
         self._book.check_metric(self, metric)
         if not self.on_epoch and getattr(metric, "_forward_cache", None) is None and hasattr(metric, "_forward_cache"):
@@ -243,16 +239,14 @@ class Entry:
         return value.reshape(())
 
     def last_scalar(self) -> Value | None:
-        """Return the last value as a scalar tensor. A value that was kept without a copy is checked only here to be a
-        scalar.
-
-        A value from :meth:`lend` is copied.
+        """Return the last value as a scalar. If the value was stored without a copy, only this method checks that the
+        value has one element. A value from :meth:`lend` is copied here.
         """
         last = self._as_scalar(self.last) if isinstance(self.last, Tensor) and self.last.ndim else self.last
         return last.clone() if isinstance(last, Tensor) and self.last is self._lent else last
 
     def _as_number(self, value: Any) -> Value:
-        if hasattr(value, "item") and getattr(value, "size", 1) == 1:  # a numpy scalar or array of one element
+        if hasattr(value, "item") and getattr(value, "size", 1) == 1:  # a numpy number, or an array of one element
             return value.item()
         raise UnloggableError(
             f"self.log({self.name!r}, ...) got {described(value)}. "
@@ -260,7 +254,7 @@ class Entry:
         )
 
     def _fold(self) -> None:
-        """Reduce the pending tensors, which all have the same weight, and add the result to the total."""
+        """Reduce the pending tensors, which have equal weights, and add the result to the total."""
         if not self._pending:
             return
         if self._restored:
@@ -284,7 +278,7 @@ class Entry:
             self._total = pick(torch.as_tensor(self._total), torch.as_tensor(value))
 
     def epoch_value(self) -> Value | None:
-        """Return the reduction of all values since the last :meth:`reset`; ``None`` if there are none."""
+        """Return the reduction of all values since the last :meth:`reset`; ``None`` without values."""
         if self.agreed is not None or self._is_without_value:
             return self.agreed
         if self.metric is not None:
@@ -295,8 +289,8 @@ class Entry:
         return self._total / self._weight if self._weight else float("nan")
 
     def parts(self, epoch: bool) -> tuple[Value, float]:
-        """Return what this rank contributes to the exchange of the ranks: for a mean, its weighted sum and its weight;
-        otherwise the value and 0.
+        """Return two numbers for the exchange between ranks: for a mean, the weighted sum and the weight; otherwise the
+        value and 0.
         """
         if epoch:
             self._fold()
@@ -310,14 +304,12 @@ class Entry:
 
     @property
     def sign(self) -> int:
-        """The factor with which values are reduced by a maximum: 1 for "max", -1 for "min"; 0 for entries that are
-        summed.
-        """
+        """The factor for a reduction by a maximum: 1 for "max", -1 for "min"; 0 if values are summed instead."""
         return {"max": 1, "min": -1}.get(self.reduction, 0)
 
     def combine(self, value: Tensor, weight: Any, ranks: int) -> Tensor:
         """Return the final value. ``value`` and ``weight`` are the results of :meth:`parts`, reduced over ``ranks``
-        ranks. A sum is divided only here, and no number is truncated.
+        ranks.
         """
         if self.reduction != "mean":
             return value
@@ -326,21 +318,19 @@ class Entry:
         return value / weight
 
     def combine_by(self, reduce: Callable[..., Any], value: Tensor, mean: Any) -> Tensor:
-        """Return the value to which the ``reduce`` of a user's strategy reduces ``value``, which is this rank's part.
-
-        For a mean, ``reduce`` gets a number whose average over the ranks is the weighted mean. With equal weights, this
-        number is the rank's own mean.
+        """Reduce this rank's ``value`` with ``reduce``, the method of a user's strategy. For a mean, ``reduce`` gets a
+        number whose average over the ranks is the weighted mean. If the weights are equal, the number is the rank's own
+        mean.
         """
         if self.reduction == "mean":
             value = value / (mean.trunc() if parity.current().averaged_batch_sizes else mean)
         return self._as_scalar(torch.as_tensor(reduce(value, reduce_op=self.reduction), device=value.device).detach())
 
     def compute_together(self, sync: Callable[..., list[Tensor]] | None = None) -> None:
-        """Compute a metric object; all ranks must call this at the same time, because the ranks exchange the metric's
-        state, and a rank alone would wait for the others.
+        """Compute the metric object. All ranks must call this method, because the ranks exchange the metric's state.
 
-        ``sync`` gathers a tensor of this state from the ranks that see different samples. ``None``: torchmetrics
-        gathers from all ranks.
+        ``sync`` gathers a tensor of the state from the ranks that see different samples. If ``sync`` is ``None``,
+        torchmetrics gathers from all ranks.
         """
         metric = self.metric
         if sync is None or getattr(metric, "process_group", None) or getattr(metric, "dist_sync_fn", sync) is not None:
@@ -358,7 +348,7 @@ class Entry:
         return None if value is None else self._as_scalar(self._from_metric(value))
 
     def _from_metric(self, value: Any) -> Tensor:
-        """Return ``value``, which the metric object has computed, as a tensor; ``value`` may be a plain number."""
+        """Return ``value``, a result of the metric object, as a tensor."""
         if is_number(value):
             return torch.tensor(float(value), dtype=torch.float64)
         if isinstance(value, Tensor):
@@ -369,10 +359,10 @@ class Entry:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the running reduction as plain data, except for "metric", which is the metric object.
+        """Return the running reduction as plain data. Only "metric" is an object, the metric object.
 
-        The pending values are not added up here, because another order of the additions would change the last bit of
-        sums.
+        This method does not add the pending values up, because another order of additions could change the last bit of
+        a sum.
         """
         options = {**self.options._asdict(), "reduce_fx": self.reduction}
         pending = (
@@ -402,7 +392,7 @@ class Entry:
             self._include_last(other)
 
     def _include_last(self, other: Entry) -> None:
-        """Reduce the last values of two ranks to one value, as an exchange between these ranks does."""
+        """Reduce the last values of two ranks to one value, like an exchange between the ranks."""
         self.fresh = self.fresh or other.fresh
         there = [(each.last_scalar(), each._last_weight) for each in (self, other) if each.last is not None]
         values, weights = [torch.as_tensor(value) for value, _ in there], [weight for _, weight in there]
@@ -415,7 +405,7 @@ class Entry:
             self.last = STACKED[self.reduction](torch.stack(values))
 
     def reset(self) -> None:
-        """Remove the epoch's values, and reset the metric object."""
+        """Remove all values, and reset the metric object."""
         if self.metric is not None:
             self.metric.reset()
         self._pending.clear()
@@ -437,7 +427,7 @@ def check_arguments(name: str, value: Any, options: Options, batch_size: Any) ->
     for field in ("prog_bar", "logger", "on_step", "on_epoch"):
         if not isinstance(given := getattr(options, field), (int, type(None))):
             raise LoggingError(f"self.log({name!r}, {field}={shown(given)}): {field} is a bool. Write {field}=True.")
-    # If batch_size is a tensor, its value is not checked, because that would need a transfer.
+    # The value of a tensor batch_size is not checked, because a check would need a transfer.
     if not (batch_size is None or isinstance(batch_size, Tensor) or (is_number(batch_size) and batch_size >= 0)):
         raise LoggingError(
             f"self.log({name!r}, batch_size={shown(batch_size)}): batch_size is a number of samples. "
@@ -451,8 +441,8 @@ def check_arguments(name: str, value: Any, options: Options, batch_size: Any) ->
 
 
 def same_options(one: Options, other: Options) -> bool:
-    """Return whether the options of two calls are equal; ``reduce_fx`` may have different forms, such as "mean" and
-    torch.mean.
+    """Return whether the options of two calls are equal. Different forms of ``reduce_fx``, such as "mean" and
+    torch.mean, are equal.
     """
     return one._replace(reduce_fx=_REDUCTIONS[one.reduce_fx]) == other._replace(reduce_fx=_REDUCTIONS[other.reduce_fx])
 
@@ -462,7 +452,7 @@ def check_same(name: str, entry: Entry, options: Options, hook: str) -> None:
 
     Raises:
         LoggingError: the options differ.
-        CheckpointError: the options differ, and the entry was restored from the checkpoint from which this run resumes.
+        CheckpointError: the options differ from the options in the resumed checkpoint.
     """
     if same_options(entry.options, options):
         return

@@ -1,9 +1,9 @@
-"""``trainer.history``: the logged values of a Trainer, kept in memory as one column for each name.
+"""``trainer.history``: the logged values of a Trainer, in memory, as a column for each name.
 
 [Note: what the history costs]
-A value is kept as three numbers of 8 bytes (value, step and epoch), so it needs 24 bytes. Without a logger, values stay
-on their device until the history is read, or until ``_UNREAD`` rows have been added. A training step makes no call for
-the history: a row is added only when the logbook is flushed.
+A value needs 24 bytes, for the value, the step and the epoch. Without a logger, values stay on the device until the
+program reads the history, or until there are ``_UNREAD`` new rows. A training step does no work for the history: only a
+flush of the logbook adds a row.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MOST = 100_000
 
 
 def _why_unrecorded() -> str:
-    """Return a possible reason why a value that was logged is not in the history of this process."""
+    """Return a possible reason why the history of this process lacks a logged value."""
     if rank := rank_from_environ():
         return f"This is rank {rank}, and only rank 0 has the history: read it where trainer.is_global_zero is true."
     return (
@@ -44,7 +44,7 @@ class Column(list[float]):
     """A list of the values of one name, the oldest first.
 
     Attributes:
-        steps: the step of each value, the same number that loggers get.
+        steps: the step of each value, as loggers get it.
         epochs: the index of the epoch of each value.
     """
 
@@ -56,13 +56,13 @@ class Column(list[float]):
 class History(Mapping[str, Column]):
     """The values that loggers get, by name; ``history["val_loss"]`` is a :class:`Column`.
 
-    When a name has 100,000 values, the history drops every second one.
+    When a name has 100,000 values, the history drops every second value.
 
     Args:
         has_float64: whether the device has 64-bit floats.
 
     Attributes:
-        logged: for each name with which ``self.log`` was called, whether loggers get the values.
+        logged: whether loggers get the values of a name, for each name in a call of ``self.log``.
     """
 
     def __init__(self, has_float64: bool = True) -> None:
@@ -72,7 +72,7 @@ class History(Mapping[str, Column]):
         self._unread: list[tuple[dict[str, Any], int, int]] = []
 
     def add(self, values: Mapping[str, Any], step: int, epoch: int) -> None:
-        """Add one row. Tensors in ``values`` are copied on their device. A value named "step" replaces ``step``.
+        """Add one row. Tensors in ``values`` are copied, without a transfer. A value named "step" replaces ``step``.
 
         Args:
             values: numbers, or tensors with one element, by name.
@@ -98,7 +98,7 @@ class History(Mapping[str, Column]):
         check_installed("trainer.history.to_pandas()", "pandas", "trainer.history[name], a list")
         rows: dict[tuple[int, int, int], dict[str, float]] = {}
         for name, column in self.items():
-            # how often the step has occurred: a test may be repeated at the same step
+            # the number of earlier values at a step, because a test may be repeated at one step
             earlier = Counter[tuple[int, int]]()
             for value, step, epoch in zip(column, column.steps, column.epochs, strict=True):
                 row = rows.setdefault((epoch, step, earlier[epoch, step]), {"step": step, "epoch": epoch})
@@ -114,9 +114,7 @@ class History(Mapping[str, Column]):
         return Column(*self._columns[name])
 
     def why_missing(self, name: str, known: Iterable[str]) -> str:
-        """Return the message that no value is recorded under ``name``; the message suggests one of the
-        ``known`` names.
-        """
+        """Return the message that no value is recorded under ``name``. The message suggests a name in ``known``."""
         if self.logged.get(name) is False:
             return "it is logged with logger=False, and only values for loggers are recorded. Leave logger=False out."
         if name in self.logged:
@@ -169,15 +167,15 @@ class History(Mapping[str, Column]):
 
 _COLUMNS = 3
 _FEW = 50
-"""Curves with at most this many points get markers, because a line of one point is invisible."""
+"""The maximum number of points of a curve with markers. Without a marker, a single point is invisible."""
 
 
 def figure_of(history: History, names: Sequence[str] = ()) -> Any:
-    """Return a figure with one panel for each metric: the curves of its stages share a panel.
+    """Return a figure with a panel for each metric. The curves of a metric's stages share a panel.
 
     Args:
         history: the values.
-        names: names of values or of panels; if empty, all are shown.
+        names: names of values or panels to show; if empty, all are shown.
 
     Raises:
         MissingPackageError: the package matplotlib is not installed.
@@ -205,7 +203,7 @@ def figure_of(history: History, names: Sequence[str] = ()) -> Any:
         for name in found:
             column, label = history[name], encodable(name)
             ax.plot(column.steps, column, marker="." if len(column) <= _FEW else "", linewidth=1.2, label=label)
-        ax.set_title(encodable(panel), parse_math=False)  # parse_math=False: a "$" in a name does not begin a formula
+        ax.set_title(encodable(panel), parse_math=False)  # parse_math=False: a "$" must not begin a formula
         ax.set_xlabel("step")
         ax.grid(alpha=0.3)
         if found != [panel]:
@@ -214,10 +212,12 @@ def figure_of(history: History, names: Sequence[str] = ()) -> Any:
     for ax in axes.flat[len(shown) :]:
         ax.remove()
     if notebook.can_display():
-        pyplot.close(figure)  # a notebook shows the result of a cell, and would show an open figure once more
+        pyplot.close(figure)  # a notebook would show an open figure twice
     return figure
 
 
 def _panel(name: str) -> str:
-    """Return the name without its stage: "loss" for "train_loss", "val/loss" and "loss_epoch"."""
+    """Return the name without the stage and without "_step" or "_epoch": "loss" for "train_loss", "val/loss" and
+    "loss_epoch".
+    """
     return re.sub(r"^(train|training|val|valid|validation|test)[_/.-](?=.)|_(step|epoch)$", "", name)

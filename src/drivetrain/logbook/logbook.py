@@ -1,22 +1,20 @@
-"""The logbook, which stores logged values on the device where they were computed, and reads them once per flush.
+"""Store logged values on the device that computed them, and read the values at intervals.
 
-``self.log`` only stores the detached value: it makes no transfer and builds no string. Numbers reach the host when the
-logbook is *flushed* (every ``log_every_n_steps`` optimizer steps and at the end of an epoch): all values of one device
-are stacked for one transfer.
+``self.log`` only stores the detached value, without a transfer to the host. A *flush* transfers the numbers of each
+device at once, every ``log_every_n_steps`` steps and at the end of an epoch.
 
 [Note: when a value is copied]
-A tensor that outlives the step (a buffer, a parameter, or a view of one) is copied when it is logged, because later
-code may write into it. For the same reason, two other kinds are copied: every value of an epoch mean, and every value
-of a step that will be flushed (this is known before the step). The remaining values are new results of operations, such
-as a loss, in steps that are not flushed. They are kept without a copy, because only ``callback_metrics`` shows them and
-only the step itself could change them. Whether a name's values are new results is checked only for its first value in
-an epoch, because the check costs as much as a copy.
+``self.log`` copies a tensor that later code may write into: a parameter, a buffer, or a view of a parameter or buffer.
+``self.log`` also copies every value of an epoch mean, and every value of a step before a flush (a flush is known before
+the step). All other values are new results of operations, such as a loss. These values are not copied, because only
+``callback_metrics`` shows them and only the step itself could change them. The logbook checks only the first value of a
+name in an epoch for being a new result, because the check takes as long as a copy.
 
 [Note: exact epoch means]
-Values with the same weight (the batch size) are collected and, at most ``_FOLD_AT`` at a time, summed in float64 on
-their device; the weights are summed on the host as Python numbers. The sum is divided only when the mean is read.
-Integers are never truncated. A smaller last batch has a smaller weight. So a long evaluation keeps at most ``_FOLD_AT``
-small tensors per name.
+The weight of a value is the batch size, so a smaller last batch has a smaller weight. The logbook collects at most
+``_FOLD_AT`` values with equal weights, and then sums the values in float64 on the device. So a long evaluation needs
+memory for only ``_FOLD_AT`` small tensors per name. The weights are summed on the host as Python numbers. The sum is
+divided only when the mean is read.
 """
 
 from __future__ import annotations
@@ -39,44 +37,45 @@ from drivetrain.logbook.reading import as_tensor, read_together
 
 
 class Row(NamedTuple):
-    """One value for the loggers: its name and its entry."""
+    """A value for the loggers, with its name and its entry."""
 
     name: str
     value: Any
     entry: Entry
-    parts: tuple[Any, float] | None = None  # for a value that ranks exchange: what this rank contributes
+    parts: tuple[Any, float] | None = None  # the result of Entry.parts(), if the ranks exchange the value
 
 
 class Scope:
-    """What ``self.log`` needs to know about the running hook: what the hook may log, and what it has logged."""
+    """The running hook: the rule for its calls of ``self.log``, and the entries that the hook has logged."""
 
     def __init__(self, hook: str, rule: LogRule | None) -> None:
         self.hook = hook
         self.rule = rule
         self.entries: dict[str, Entry] = {}
-        self.dataloader_idx: int | None = None  # set by an evaluation with several loaders
+        self.dataloader_idx: int | None = None  # only an evaluation with several loaders sets this index
 
 
 class Logbook:
-    """The logged values of one run, and the metrics to which they are reduced.
+    """The logged values of a run, and the reduced metrics.
 
     Attributes:
-        scope: the running hook; the loops and the hook table set it.
-        batch, size: the current batch and its size, which the loops set; the size is ``None`` until a mean needs it.
-        muted: whether logged values are discarded, because this rank has no more batches and repeats one.
-        copies: whether this step's values are copied, because they will be read after the step.
-        group: "train", "validate" or "test". ``epoch_done``: whether the reductions of this group's epoch are final.
-        callback_metrics: the latest value of every name, as tensors on their own device.
-        bar_metrics: floats of the last flush, in a dictionary that is never modified, so a thread may read it.
-        agreed_steps: by name, the last step value on which the ranks agreed; callbacks get this value, not the rank's.
-        logged_metrics: the latest values that loggers get, under the loggers' names, as tensors on their own device.
-        flushes: the number of times that values were read from a device.
+        scope: the scope of the running hook.
+        batch, size: the current batch, and the batch's size, which is ``None`` until a mean needs the size.
+        muted: whether logged values are discarded, because this rank has no more batches and repeats a batch.
+        copies: whether logged values are copied, because the logbook reads them after the step.
+        group: "train", "validate" or "test". ``epoch_done``: whether the group's reductions are final.
+        callback_metrics: the latest value of every name, as a tensor on its device.
+        bar_metrics: floats of the last flush. The dictionary is never modified, so any thread can read it.
+        agreed_steps: the last step value after an exchange between ranks, by name; callbacks get this value.
+        logged_metrics: the latest value that loggers get, by the loggers' name, as a tensor on its device.
+        flushes: the number of transfers from devices.
         sum_dtype: the dtype of sums over an epoch; float64 if the device supports it.
-        reduce: checks that the ranks that see different samples log the same names, and returns the sums of one list of
-            numbers and the maxima of a second one; ``None``: one rank. ``reduce_world``: the same over all ranks.
-        own_reduce: a user strategy's reduction of the ranks' values; ``None``: exact sums.
-        history: on rank 0, the values that loggers get, of all runs of the Trainer.
-        sync_metric: how a metric object gathers the ranks' states if some ranks see the same samples.
+        reduce: a function over the ranks that see different samples. The function checks that the ranks log equal
+            names, and returns the sums of a list of numbers and the maxima of a second list. ``None``: there is one
+            rank. ``reduce_world``: a function over all ranks.
+        own_reduce: the method ``reduce`` of a user's strategy; ``None``: exact sums.
+        history: on rank 0, the values of all runs of the Trainer that loggers get.
+        sync_metric: a function that gathers a metric object's states, if some ranks see equal samples.
     """
 
     def __init__(self, sum_dtype: torch.dtype = torch.float64) -> None:
@@ -104,10 +103,10 @@ class Logbook:
         return scopes[key]
 
     def start_run(self) -> None:
-        """Remove everything that an earlier run has logged. The thread of the new run calls this."""
+        """Remove all values of an earlier run. The thread of the new run must call this method."""
         self._thread = threading.get_ident()
         for group in self._groups:
-            self.reset(group)  # otherwise a metric object would keep the state of an earlier, perhaps interrupted, run
+            self.reset(group)  # a metric object may have the state of an interrupted run
         self._groups = {}
         self.group, self.epoch_done, self.muted = "train", False, False
         self.scope: Scope | None = None
@@ -117,22 +116,23 @@ class Logbook:
         self.bar_metrics: dict[str, float] = {}
         self.logged_metrics: dict[str, Any] = {}
         self._compared_sizes = False
-        self._logged_before: dict[str, list[Logged]] = {}  # by group: what logged() has returned in the last epoch
-        self._held: dict[Entry, Value | None] = {}  # the step values of training before the last evaluation
+        self._logged_before: dict[str, list[Logged]] = {}  # the results of logged() in the last epoch, by group
+        self._held: dict[Entry, Value | None] = {}  # the training's step values before the last evaluation
         self.agreed_steps: dict[str, Value] = {}
-        # by full name: the group and the scope that logged it first; None: a warning was already issued
+        # the group and the scope that logged each full name first; None after a warning
         self._logged_first: dict[str, tuple[str, Scope] | None] = {}
 
     def join(self, device: torch.device, data: Any, world: Any, own_reduce: Callable[..., Any] | None = None) -> None:
-        """From now on, compute sums on ``device``, and exchange values in a strategy's groups of ranks.
+        """Set the device for sums, and the groups of ranks that exchange values.
 
         Args:
             device: the device of this process.
             data: the group of the ranks that see different samples. world: the group of all ranks.
-            own_reduce: the strategy's ``reduce`` if the user overrides it: ``reduce(tensor, group, reduce_op)``.
+            own_reduce: the strategy's ``reduce``, if a user's strategy overrides ``reduce``: ``reduce(tensor, group,
+                reduce_op)``.
         """
         self.device = device
-        asked = own_reduce is not None  # an overridden reduce is called even with one process
+        asked = own_reduce is not None  # call a user's reduce even with one process
         all_ranks = data.size == world.size
         self.own_reduce = own_reduce and partial(own_reduce, group=None if all_ranks else data)
         self.ranks, self._is_first = data.size, world.rank == world.ranks[0]
@@ -141,7 +141,7 @@ class Logbook:
         self.sync_metric = None if all_ranks else lambda tensor, group=None: data.gather_objects(tensor)
 
     def reset(self, group: str) -> None:
-        """Start a new epoch of ``group``: the running reductions start again; ``callback_metrics`` keeps its values."""
+        """Start a new epoch of ``group`` with new running reductions. ``callback_metrics`` keeps its values."""
         self._logged_before[group] = self.logged(group)
         for scope in self._groups.get(group, {}).values():
             for entry in scope.entries.values():
@@ -149,35 +149,32 @@ class Logbook:
             scope.entries.clear()
 
     def logged(self, group: str) -> list[Logged]:
-        """Return how each name was logged in this epoch of ``group``; before its first value, in the previous epoch."""
+        """Return the options of each name in this epoch of ``group``, or, without values yet, in the previous epoch."""
         return [entry.logged() for entry in self._entries(group)] or self._logged_before.get(group, [])
 
     def begin(self, group: str) -> None:
         """Set the running group: "train", "validate", "test" or "predict"."""
-        if self.group == "train" and group != "train":  # so that the evaluation's values count as newer
+        if self.group == "train" and group != "train":  # the values of the evaluation must count as newer
             self.refresh()
             self._held = {entry: self._newest(entry) for entry in self._entries("train") if entry.on_step}
         self.group, self.epoch_done, self.copies = group, False, True
 
     def begin_batch(self, batch: Any, scope: Scope, copies: bool) -> None:
-        """Begin a step on ``batch``; ``copies``: whether the values that the step logs are read after the step."""
+        """Begin a step on ``batch``. ``copies``: whether the logbook reads the step's values after the step."""
         self.batch, self.size, self.scope, self.copies = batch, None, scope, copies
 
     def enter(self, scope: Scope | None) -> Scope | None:
-        """Set the current :class:`Scope`; return the previous scope, which the caller restores later."""
+        """Set the current :class:`Scope`. Return the previous scope, which the caller must restore."""
         outer, self.scope = self.scope, scope
         return outer
 
     def enter_if_left(self, scope: Scope) -> None:
-        """Set the current scope, unless a hook is running, because a hook has its own scope."""
+        """If no hook is running, set the current scope. A hook has its own scope."""
         if self.scope is None:
             self.scope = scope
 
     def within(self, scope: Scope, *calls: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that passes its arguments to each of ``calls``, and returns the result of the last one.
-
-        Values that are logged in these calls belong to ``scope``.
-        """
+        """Return a function that calls each of ``calls`` in ``scope``, and returns the last result."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             outer, self.scope, result = self.scope, scope, None
@@ -191,15 +188,15 @@ class Logbook:
         return call
 
     def end_epoch(self) -> None:
-        """Mark the epoch's reductions as final after its last batch."""
+        """Mark the reductions as final, after the last batch of the epoch."""
         self.epoch_done = self.copies = True
 
     def mute(self, muted: bool) -> None:
-        """Set whether logged values are discarded, as when a rank that has no more batches repeats one."""
+        """Set whether logged values are discarded, because a rank without more batches repeats a batch."""
         self.muted = muted
 
     def put_back(self, rows: Sequence[Row]) -> None:
-        """Let :meth:`step_values` return ``rows`` again, because they have not reached the loggers."""
+        """Let :meth:`step_values` return ``rows`` again, because the loggers have not got these rows."""
         for row in rows:
             row.entry.fresh = True
 
@@ -211,18 +208,18 @@ class Logbook:
         self.bar_metrics = {}
 
     def restore_results(self, callback: Any, bar: dict[str, float], logged: Any, history: History) -> None:
-        """Copy the results of a run in another process: the three kinds of metrics, and the history."""
+        """Set the results of a run in another process."""
         self.callback_metrics, self.bar_metrics, self.logged_metrics, self.history = callback, bar, logged, history
 
     def leave_batch(self) -> None:
-        """Forget the current batch after a step. A value that an epoch hook then logs has weight 1."""
+        """Forget the current batch after a step. Values of an epoch hook then have the weight 1."""
         self.scope = self.batch = None
         self.size = 1
 
     def find_batch_size(self) -> int:
         """Return the size of the current batch: the first dimension of its first tensor."""
         batch = self.batch
-        if self._compared_sizes:  # sizes are compared only once per run, because the comparison traverses the batch
+        if self._compared_sizes:  # compare sizes only once per run: the comparison is slow
             if type(batch) in (list, tuple) and batch:
                 batch = batch[0]
             if isinstance(batch, Tensor):
@@ -246,7 +243,7 @@ class Logbook:
         return first
 
     def step_values(self, group: str) -> list[Row]:
-        """Return the per-step values of ``group`` since the last call, still on their device."""
+        """Return the per-step values of ``group`` since the last call, without a transfer."""
         rows = []
         for entry in self._entries(group):
             if entry.on_step and entry.fresh and (entry.last is not None or entry.shared):
@@ -256,7 +253,7 @@ class Logbook:
         return rows
 
     def epoch_values(self, group: str) -> list[Row]:
-        """Return the reductions of ``group`` over the epoch so far, still on their device."""
+        """Return the reductions of ``group`` over the epoch so far, without a transfer."""
         return [
             Row(entry.epoch_name, value, entry)
             for entry in self._entries(group)
@@ -264,7 +261,7 @@ class Logbook:
         ]
 
     def agree_on_steps(self, rows: list[Row]) -> list[Row]:
-        """Return ``rows``; those logged with ``sync_dist`` get one value for all ranks. Every rank must call this."""
+        """Return ``rows`` with one value for all ranks where ``sync_dist`` is set. Every rank must call this method."""
         if self.reduce is None:
             return rows
         shared = [row for row in rows if row.parts is not None]
@@ -275,7 +272,7 @@ class Logbook:
         return [row._replace(value=found[id(row)]) if id(row) in found else row for row in rows]
 
     def agree_on_epoch(self, group: str) -> None:
-        """Exchange those epoch values of ``group`` that were not exchanged yet. Every rank must call this."""
+        """Exchange the epoch values of ``group`` that are not exchanged yet. Every rank must call this method."""
         if self.reduce_world is None:
             return
         new = [(entry.epoch_name, entry) for entry in self._entries(group) if entry.on_epoch and entry.agreed is None]
@@ -291,15 +288,15 @@ class Logbook:
             entry.compute_together(self.sync_metric)
 
     def of_rank_zero(self, name: str, value: Any) -> Any:
-        """Return rank 0's value of a metric that may differ between ranks, so that all ranks make the same decision."""
+        """Return rank 0's value of the metric ``name``, so that all ranks make the same decision."""
         if self.reduce_world is None:
             return value
         summed, _ = self.reduce_world([name], self._vector([value if self._is_first else 0.0]), self._vector([]))
         return summed[0]
 
     def _agree(self, named: list[tuple[str, Entry, tuple[Any, float]]], also: Sequence[str] = ()) -> list[Tensor]:
-        """Check that all ranks have the same names, ``named`` and ``also``; reduce the numbers in the same exchange."""
-        assert self.reduce is not None  # the caller has checked this
+        """Check that all ranks have the same names in ``named`` and ``also``, and reduce the numbers of ``named``."""
+        assert self.reduce is not None  # the callers have checked self.reduce
         sums = [number for _, entry, parts in named if not entry.sign for number in parts]
         most = [entry.sign * parts[0] for _, entry, parts in named if entry.sign]
         numbers = self._vector(sums), self._vector(most)
@@ -317,17 +314,17 @@ class Logbook:
         return torch.stack(each) if each else torch.zeros(0, dtype=self.sum_dtype, device=self.device)
 
     def read(self, rows: list[Row]) -> list[Row]:
-        """Return ``rows`` as plain floats, with one transfer for each device, and show them in the bar."""
+        """Return ``rows`` with plain floats, with one transfer for each device. Update the values for the bar."""
         values, transfers = read_together([row.value for row in rows], self.sum_dtype is torch.float64)
         self.flushes += transfers
         read = [Row(row.name, float(value), row.entry) for row, value in zip(rows, values, strict=True)]
         if shown := {row.name: row.value for row in read if row.entry.to_bar}:
-            # a new dictionary, because another thread may be reading the old one
+            # a new dictionary, because another thread may be reading the old dictionary
             self.bar_metrics = {**self.bar_metrics, **shown}
         return read
 
     def newest_bar_metrics(self) -> dict[str, float]:
-        """Return the newest values for the bar; in another thread than the run's, those of the last flush."""
+        """Return the newest values for the bar. Outside of the run's thread, return the values of the last flush."""
         if threading.get_ident() == self._thread:
             metrics = self.refresh()
             shown = [(name, each) for each in self._entries(self.group) if each.to_bar for name in each.names]
@@ -335,9 +332,9 @@ class Logbook:
         return self.bar_metrics
 
     def refresh(self) -> dict[str, Any]:
-        """Update ``callback_metrics`` and ``logged_metrics``, without a transfer; return ``callback_metrics``.
+        """Update ``callback_metrics`` and ``logged_metrics``, without a transfer, and return ``callback_metrics``.
 
-        The per-step values of an evaluation are only in ``logged_metrics``.
+        ``callback_metrics`` has no per-step values of an evaluation.
         """
         metrics, trains = self.callback_metrics, self.group == "train"
         for entry in self._entries(self.group):
@@ -357,7 +354,7 @@ class Logbook:
         return metrics
 
     def _agreed(self, entry: Entry) -> Value | None:
-        """Return the last step value on which the ranks agreed, for callbacks; ``None`` if there is none."""
+        """Return the last step value after an exchange between ranks; ``None`` without an exchange."""
         return self.agreed_steps.get(entry.step_name) if entry.shared else None
 
     def _newest(self, entry: Entry) -> Value | None:
@@ -371,7 +368,7 @@ class Logbook:
         return False
 
     def state_dict(self, group: str) -> list[dict[str, Any]]:
-        """Return every running reduction of ``group``, with its hook."""
+        """Return the state of each entry of ``group``, with the entry's hook."""
         return [
             {"hook": scope.hook, "dataloader_idx": scope.dataloader_idx, "name": name, **entry.state_dict()}
             for scope in self._groups.get(group, {}).values()
@@ -381,8 +378,8 @@ class Logbook:
     def load_state_dict(
         self, group: str, states: list[dict[str, Any]], rules: Mapping[str, LogRule], source: str | None = None
     ) -> None:
-        """Restore results of :meth:`state_dict`. If a name has several states, from several ranks, these states are
-        reduced to one. ``source`` is the name of the checkpoint in messages.
+        """Restore results of :meth:`state_dict`. States of one name from different ranks are reduced to one state.
+        ``source`` is the checkpoint's name for messages.
         """
         restored = dict[Any, Entry]()
         for state in states:
@@ -397,12 +394,12 @@ class Logbook:
                 scope.entries[state["name"]] = restored[key] = entry
 
     def is_of_one_step(self, name: str) -> bool:
-        """Return whether ``name`` is logged only in training steps, so that its value belongs to the last batch."""
+        """Return whether ``name`` is logged only per step in training, so that its value belongs to one batch."""
         found = [entry for entry in self._entries("train") if name in (entry.name, entry.step_name)]
         return bool(found) and all(entry.on_step and not (entry.on_epoch and name == entry.name) for entry in found)
 
     def check_metric(self, entry: Entry, metric: Any) -> None:
-        """Check that a metric object is logged in one stage only, because each stage resets it.
+        """Check that the metric object is logged in only one stage, because each stage resets the object.
 
         Raises:
             LoggingError: the metric is logged in several stages.
@@ -429,13 +426,13 @@ class Logbook:
     # ---- for self.log ------------------------------------------------------------------------------------------
 
     def open_entry(self, name: str, value: Any, options: Options, batch_size: Any = None) -> Entry:
-        """Return the entry for ``name`` in the running hook, after checks: ``self.log`` calls this slow method only the
-        first time for a name.
+        """Check the arguments of ``self.log``, and return the entry for ``name`` in the running hook. This method is
+        slow, so ``self.log`` calls it only once for each name.
 
         Raises:
-            LoggingError: this hook may not log, an argument is wrong, or the name was logged before in this hook with
-                other options.
-            CheckpointError: the name was logged with other options in the run from which this run resumes.
+            LoggingError: ``self.log`` must not be called in this hook, an argument is wrong, or an earlier call in this
+                hook had other options.
+            CheckpointError: the options differ from the options in the resumed checkpoint.
         """
         scope = self.scope
         if scope is None or scope.rule is None:
@@ -464,7 +461,7 @@ class Logbook:
             )
         if (known := scope.entries.get(name)) is not None:
             check_same(name, known, options, scope.hook)
-            # options may have another form ("mean", torch.mean); an entry from a checkpoint is now logged again
+            # equal options may have another form, such as torch.mean for "mean"
             known.options, known.source = options, None
             return known
         full = name
@@ -476,7 +473,7 @@ class Logbook:
         return entry
 
     def _check_name(self, name: str, scope: Scope) -> None:
-        """Warn, once per name, if steps of training and of validation log the name, or steps with different loaders."""
+        """Warn once if steps of training and validation, or steps with different loaders, log the same ``name``."""
         known = self._logged_first.setdefault(name, (self.group, scope))
         if known is None or known[1] is scope:
             return

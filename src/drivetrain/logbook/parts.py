@@ -1,6 +1,4 @@
-"""Combine the values that a module's replicas log about their parts of one batch into the values that one module would
-log.
-"""
+"""Combine the values that the replicas of a module log about parts of one batch."""
 
 from __future__ import annotations
 
@@ -20,42 +18,44 @@ _OPENING = threading.Lock()  # replicas may run in threads
 
 
 class _Pushed(NamedTuple):
-    """One value that a replica has logged, and the number of samples for which it stands."""
+    """A value that a replica has logged, and the number of samples that the value covers."""
 
     value: Any
     samples: Any
-    given: bool  # whether ``batch_size`` was passed
+    given: bool  # whether the user passed ``batch_size``
 
 
 class PartEntry:
-    """Takes the place of an :class:`Entry` on one replica, and stores the logged values."""
+    """Replaces an :class:`Entry` on one replica, and stores the logged values."""
 
     def __init__(self, entry: Entry, options: Options, samples: int) -> None:
         self.entry, self.options, self._samples = entry, options, samples
         self.pushed: list[_Pushed] = []
 
     def push(self, value: Any, batch_size: Any) -> None:
-        """Store one value; :func:`merge` combines the replicas' values."""
+        """Store one value. :func:`merge` combines the values of the replicas."""
         if isinstance(value, Tensor):
             value = self.entry._as_scalar(value) if value.ndim else value
             value = value.clone() if self.entry.keep_graph else value.detach().clone()
         elif not isinstance(value, (int, float, nn.Module)):
             value = self.entry._as_number(value)
         if isinstance(value, nn.Module) and not (hasattr(value, "compute") and hasattr(value, "reset")):
-            self.entry.push(value, batch_size)  # the entry raises the error for this value
+            self.entry.push(value, batch_size)  # raises an error
         given = batch_size is not None
         self.pushed.append(_Pushed(value, batch_size if given else self._samples, given))
 
 
 class _Scope:
-    """Has those members of a :class:`~drivetrain.logbook.logbook.Scope` that ``self.log`` reads."""
+    """Replaces a :class:`~drivetrain.logbook.logbook.Scope` on one replica. It has only the members that ``self.log``
+    reads.
+    """
 
     def __init__(self) -> None:
         self.entries: dict[str, PartEntry] = {}
 
 
 class PartBook:
-    """Takes the place of the logbook on one replica, during one step.
+    """Replaces the logbook on one replica during one step.
 
     Args:
         book: the logbook of the run.
@@ -67,7 +67,7 @@ class PartBook:
         self.scope = _Scope()
 
     def open_entry(self, name: str, value: Any, options: Options, batch_size: Any = None) -> PartEntry:
-        """Open the entry in the logbook, which checks the arguments, and return this replica's entry."""
+        """Check the arguments in the logbook, and return this replica's entry."""
         with _OPENING:
             entry = self._book.open_entry(name, value, options, batch_size)
         known = self.scope.entries.get(name)
@@ -77,19 +77,21 @@ class PartBook:
 
 
 def logging_into(module: nn.Module, book: Any) -> AbstractContextManager[None]:
-    """Context in which ``module`` and its submodules log into ``book``, unless they log nothing."""
+    """Return a context in which ``module`` and its submodules log into ``book``. A module without a logbook still logs
+    nothing.
+    """
     return replaced_in(module, "_book", lambda own: None if own is None else book)
 
 
 def without_logging(module: nn.Module) -> AbstractContextManager[None]:
-    """Context in which logging by ``module`` and its submodules is discarded."""
+    """Return a context in which all values that ``module`` and its submodules log are discarded."""
     return replaced_in(module, "_book", lambda own: _NoBook())
 
 
 @contextmanager
 def replaced_in(module: nn.Module, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """Context in which the attribute ``name`` of each LightningModule in ``module`` is replaced by the result of
-    ``make`` for its value.
+    """Return a context in which the attribute ``name`` of each LightningModule in ``module`` has the value
+    ``make(old_value)``.
     """
     own = {each: each.__dict__[name] for each in module.modules() if name in each.__dict__}
     for each, value in own.items():
@@ -102,7 +104,7 @@ def replaced_in(module: nn.Module, name: str, make: Callable[[Any], Any]) -> Ite
 
 
 class _NoBook:
-    """Replaces a logbook and its entries: accepts all logged values and keeps none."""
+    """Replaces a logbook and an entry, and discards all logged values."""
 
     scope = None
 
@@ -114,13 +116,13 @@ class _NoBook:
 
 
 def merge(books: Sequence[PartBook], device: torch.device) -> None:
-    """Log the replicas' values in the logbook: for each name, the replicas' first values as one value, then their
-    second values, and so on.
+    """Combine the replicas' values, and log the results in the logbook. For each name, the first values of all replicas
+    become one value, then the second values, and so on.
 
-    In a mean, a replica's value is weighted by its samples; sums, minima and maxima are taken over the replicas.
+    In a mean, the weight of a value is the number of samples. Sums, minima and maxima have no weights.
 
     Args:
-        books: the replicas' books, in the order of the parts.
+        books: the books of the replicas, in the order of the parts of the batch.
         device: the device on which values are combined.
     """
     for name in dict.fromkeys(name for book in books for name in book.scope.entries):

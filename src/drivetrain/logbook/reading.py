@@ -12,15 +12,13 @@ _EXACT = 2**53  # a 64-bit float represents all integers below this number exact
 
 
 def read_together(values: Iterable[Any], has_float64: bool) -> tuple[list[Any], int]:
-    """Return ``values`` with each tensor replaced by the number that ``tensor.item()`` returns, and the number of
-    transfers.
-
-    Tensors on one device are read together, as 64-bit floats if their dtypes differ. An integer that such a float may
-    not represent exactly is read again, in a transfer of its own.
+    """Return ``values`` with each tensor replaced by ``tensor.item()``, and the number of transfers. Tensors on one
+    device are read in one transfer, as 64-bit floats if the dtypes differ. If a 64-bit float may be inexact for an
+    integer, another transfer reads the integer.
 
     Args:
-        values: tensors with one element, and other values, which are returned unchanged.
-        has_float64: whether the devices have 64-bit floats; otherwise each dtype costs a transfer.
+        values: tensors with one element, and other values. Other values are returned unchanged.
+        has_float64: whether the devices have 64-bit floats. If not, each dtype needs a transfer.
     """
     numbers = list(values)
     groups: dict[Any, list[int]] = {}
@@ -46,7 +44,7 @@ def read_together(values: Iterable[Any], has_float64: bool) -> tuple[list[Any], 
 
 
 def as_tensor(value: Any) -> Tensor:
-    """Return a value as a tensor with a floating dtype: float64 for a Python number, float32 for an integer tensor."""
+    """Return a value as a tensor of floats. A Python number becomes float64, and an integer tensor becomes float32."""
     if not isinstance(value, Tensor):
         return torch.tensor(value, dtype=torch.float64)
     return value if value.is_floating_point() else value.to(torch.float32)

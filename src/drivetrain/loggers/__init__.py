@@ -1,4 +1,4 @@
-"""Loggers: one file for each format or service to which they write."""
+"""Loggers write metrics to files or services. Each file of this folder is for one format or service."""
 
 from drivetrain.base.lazy import public
 

@@ -1,4 +1,4 @@
-"""A SummaryWriter of TensorBoard that can append to an event file that was closed before."""
+"""A SummaryWriter of TensorBoard that can append to an existing event file."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ _NUMBERS = itertools.count()
 
 
 class EventFile(SummaryWriter):
-    """Writes to one event file of TensorBoard, which is new or is continued.
+    """Writes to one event file of TensorBoard: a new file, or an existing file to append to.
 
     Args:
         log_dir: the folder of a new file.
         event_file: an existing file to append to; ``None``: a new file.
-        mark: part of the name of a new file, in front of the suffix.
-        purges_charts: whether the first value of a chart with several curves hides the values that an earlier process
-            wrote for the same and later steps. TensorBoard keeps each curve of such a chart in a folder of its own.
+        mark: the last part of a new file's name, before the suffix.
+        purges_charts: whether the first value of a chart with several curves hides an earlier process's values for this
+            step and later steps. TensorBoard stores each curve of such a chart in its own folder.
         kwargs: arguments for ``SummaryWriter``.
 
     Attributes:
-        event_file: the file's path.
+        event_file: the path of the event file.
     """
 
     def __init__(
         self, log_dir: str, event_file: str | None = None, mark: str = "", purges_charts: bool = False, **kwargs: Any
     ) -> None:
         suffix = kwargs.get("filename_suffix", "")
-        # TensorBoard reads files in the order of their names, so the last number orders files that were created in one
-        # second
+        # TensorBoard reads files in the order of their names. The last number orders files that are created within one
+        # second.
         name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{next(_NUMBERS):05d}"
         self.event_file = event_file or os.path.join(log_dir, name + mark + suffix)
         self._begun, self._purges_charts = event_file is not None, purges_charts
         if self._begun:
-            kwargs.pop("purge_step", None)  # the existing file already contains the event that hides earlier ones
+            kwargs.pop("purge_step", None)  # the existing file already hides earlier events
         super().__init__(log_dir, **kwargs)
 
     def _get_file_writer(self) -> Any:
@@ -68,7 +68,7 @@ class EventFile(SummaryWriter):
     ) -> None:
         folder, writers = self._get_file_writer().get_logdir(), cast(dict[str, Any], self.all_writers)
         for tag in tag_scalar_dict if self._purges_charts and global_step is not None else ():
-            name = f"{folder}/{main_tag.replace('/', '_')}_{tag}"  # the base class's method makes this name, too
+            name = f"{folder}/{main_tag.replace('/', '_')}_{tag}"  # the base class uses this name
             if name not in writers:
                 writers[name] = FileWriter(name, self.max_queue, self.flush_secs, self.filename_suffix)
                 _purge(writers[name], global_step)
@@ -76,13 +76,13 @@ class EventFile(SummaryWriter):
 
 
 def _purge(writer: Any, step: int | None) -> None:
-    """Hide the events of ``step`` and later steps in earlier files of the writer's folder."""
+    """Hide events for ``step`` and later steps in the earlier event files of the writer's folder."""
     writer.add_event(Event(step=step, file_version="brain.Event:2"))
     writer.add_event(Event(step=step, session_log=SessionLog(status=SessionLog.START)))
 
 
 class _Appending(EventFileWriter):  # type: ignore[misc]
-    """tensorboard's writer, but the file is opened for appending, and its path need not be UTF-8."""
+    """tensorboard's writer, but opens the file for appending, and accepts paths that are not UTF-8."""
 
     def __init__(self, path: str, max_queue: int, flush_secs: float) -> None:
         self._logdir = os.path.dirname(path)

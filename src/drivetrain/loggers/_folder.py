@@ -1,4 +1,4 @@
-"""Base of loggers that write to a folder: it chooses the folder of a run, and writes the run's hyperparameters as a
+"""Base class of loggers that write to a folder: chooses the folder of a run, and writes the run's hyperparameters to a
 file.
 """
 
@@ -25,13 +25,13 @@ class FolderLogger(Logger):
 
     Args:
         save_dir: the root folder, or an address such as ``s3://bucket/runs``; ``~`` and environment variables are
-            expanded. If it is an address, files are written to a local temporary folder; they are uploaded once a
-            minute and whenever the logger saves.
-        name: the experiment's folder below ``save_dir``; "" or ``None`` for none.
-        version: a number, a complete folder name, or ``None`` for the next free number. The number is chosen when a run
-            begins, or earlier when :attr:`version` or :attr:`log_dir` is read. Rank 0 then creates the
-            folder at once, so that no other run gets the same number.
-        prefix: a text before every logged name, joined to it by a hyphen.
+            expanded. For an address, files are written to a local temporary folder, and uploaded once a minute and at
+            each save of the logger.
+        name: the experiment's folder below ``save_dir``; "" or ``None``: no such folder.
+        version: a number, a complete folder name, or ``None`` for the next free number. The number is chosen at the
+            start of a run, or at the first read of :attr:`version` or :attr:`log_dir`. Rank 0 then creates the folder
+            immediately, so that no other run gets this number.
+        prefix: a text in front of every logged name, followed by a hyphen.
 
     Raises:
         ConfigurationError: ``name`` or ``version`` has a wrong type, the folder cannot be created, or a package for the
@@ -51,20 +51,20 @@ class FolderLogger(Logger):
             expected = "a number, a folder name, or None for the next free number"
             raise wrong_value(type(self).__name__, "version", version, expected, "version=None")
         self._save_dir = os.fspath(save_dir)
-        # absolute, so that all files of a run are in one place, even if the program changes its working directory
+        # The absolute path keeps all files of a run in one folder, even if the program changes its working directory.
         self._root = _absolute(self._save_dir)
         self._name = name or ""
         self._version = version
         self._is_given = version is not None
         self._made = False  # whether this logger has created the version's folder
-        self._continues = False  # whether the version is that of a checkpoint's run, which is continued
+        self._continues = False  # whether the logger continues the version of a checkpoint's run
         self._mirror: Mirror | None = None
         self._prefix = f"{prefix}{self.LOGGER_JOIN_CHAR}" if prefix else ""
         self.hparams: dict[str, Any] = {}
         self._hparams_written = True
         owner = type(self).__name__
         files.check_folder(owner, "save_dir", save_dir, self._root, "runs")
-        # root_dir is not read here, because a subclass's override of name may need attributes that are set later
+        # root_dir is not read here: a subclass's override of ``name`` can need attributes that do not exist yet.
         named = os.path.join(self._root, self._name)
         files.check_folder(owner, "name", name, named, "lightning_logs")
         if isinstance(version, str):
@@ -72,10 +72,10 @@ class FolderLogger(Logger):
 
     @contextlib.contextmanager
     def _explained(self, folder: str) -> Iterator[None]:
-        """Context for code that creates or reads ``folder``: an error of the file system becomes a ConfigurationError.
+        """Context for code that creates or reads ``folder``: converts errors of the file system to ConfigurationError.
 
         Raises:
-            ConfigurationError: that fails.
+            ConfigurationError: the file system raised an error.
         """
         try:
             yield
@@ -87,7 +87,7 @@ class FolderLogger(Logger):
 
     @property
     def save_dir(self) -> str:
-        """The root folder as it was given."""
+        """The root folder, as it was passed to the constructor."""
         return self._save_dir
 
     @property
@@ -109,35 +109,37 @@ class FolderLogger(Logger):
 
     @property
     def version(self) -> int | str:
-        """The version of this run. When it is read for the first time, the version is chosen, and rank 0 creates the
-        run's folder.
+        """The version of this run. The first read of this property chooses the version, and rank 0 creates the run's
+        folder.
         """
         if self._version is None:
             with self._explained(self._runs_dir):
                 if rank_from_environ() == 0:
                     self._version, self._made = _make_version(self._runs_dir), True
                 else:
-                    # replaced by rank 0's version as soon as the processes are connected
+                    # agree_on_run() replaces this version by rank 0's version.
                     self._version = _next_version(self._runs_dir)
         return self._version
 
     @property
     def is_undecided(self) -> bool:
-        """Whether the run's version, and so its folder, is not chosen yet."""
+        """Whether the version, and with it the folder, of the run is not chosen yet."""
         return self._version is None and type(self).version is FolderLogger.version
 
     @property
     def numbers_runs(self) -> bool:
-        """Whether each run gets a new version and folder, because no version was passed."""
+        """Whether each run gets a new version and a new folder. This is the case if the program passes no version."""
         return not self._is_given and type(self).version is FolderLogger.version
 
     def continue_run(self, state: Mapping[str, Any], path: str) -> None:
-        """Continue the version of the run that saved the checkpoint, if that run's folder is one of this logger's."""
+        """Continue the version of the checkpoint's run, if the folder of that run is in this logger's folder of
+        runs.
+        """
         if not (self.numbers_runs and self.is_undecided):
             return
         folder, inside = str(state.get("folder", "")), os.path.join(self._runs_dir, "")
         below = _absolute(path).removeprefix(inside)
-        is_here = below != _absolute(path)  # true even if the user has moved the folder with all runs
+        is_here = below != _absolute(path)  # also True if the user has moved the folder of all runs
         name = os.path.basename(folder) if folder else below.split(os.sep)[0]
         match = _VERSION.fullmatch(name) if is_here or folder == inside + name else None
         with contextlib.suppress(OSError):
@@ -149,18 +151,18 @@ class FolderLogger(Logger):
         self._version = broadcast(self.version if rank_from_environ() == 0 else None)
 
     def leave_run(self) -> None:
-        """If this process has created the version's folder, and the folder is empty, remove it: the processes that are
-        about to be started choose a version themselves.
+        """If this process has created the version's folder, and the folder is empty, remove the folder. The child
+        processes will choose a version themselves.
         """
         if self._made:
             self._made = False
-            with contextlib.suppress(OSError):  # a folder that is not empty is kept
+            with contextlib.suppress(OSError):  # a folder with files stays
                 _remove_version(FolderLogger.log_dir.fget(self))  # type: ignore[attr-defined]
                 self._version = None
 
     @property
     def log_dir(self) -> str:
-        """The folder of this run. If the run has no version yet, reading this property chooses it."""
+        """The folder of this run. The first read of this property chooses the version, if the run has none yet."""
         version = self.version
         return os.path.join(self._runs_dir, version if isinstance(version, str) else f"version_{version}")
 
@@ -170,8 +172,8 @@ class FolderLogger(Logger):
 
     @property
     def _here(self) -> str:
-        """The folder in which this process writes: :attr:`log_dir`; if that is an address, a local folder whose files
-        are uploaded to it.
+        """The folder in which this process writes: :attr:`log_dir`. If :attr:`log_dir` is an address, a local folder
+        whose files are uploaded to the address.
         """
         folder = self.log_dir
         if not files.is_remote(folder):
@@ -181,8 +183,8 @@ class FolderLogger(Logger):
         return self._mirror.folder
 
     def _fetch(self, name: str) -> bool:
-        """Download a file of the run, if the run's folder is at an address and there is no local copy; return whether
-        the file was downloaded.
+        """If the run's folder is at an address, download a file of the run that has no local copy. Return whether the
+        file was downloaded.
         """
         return bool(self._here) and self._mirror is not None and self._mirror.fetch(name)
 
@@ -200,7 +202,7 @@ class FolderLogger(Logger):
             os.makedirs(self._here, exist_ok=True)
 
     def _look_into_folder(self) -> None:
-        """Raise a ConfigurationError if the run's folder cannot be read; create nothing."""
+        """Raise a ConfigurationError if the run's folder exists and cannot be read."""
         with self._explained(self.log_dir), contextlib.suppress(FileNotFoundError):
             if files.is_remote(self.log_dir):
                 files.names(self.log_dir)
@@ -212,7 +214,7 @@ class FolderLogger(Logger):
 
     def _keep_hparams(self, params: Any) -> None:
         if params is not None:
-            # params may be an argparse.Namespace
+            # params can be an argparse.Namespace
             self.hparams.update(params if isinstance(params, Mapping) else vars(params))
         self._hparams_written = False
 
@@ -221,8 +223,8 @@ class FolderLogger(Logger):
         return self._fetch(self.NAME_HPARAMS_FILE) or os.path.exists(path)
 
     def _write_hparams(self, also_empty: bool = False) -> None:
-        """Write ``hparams.yaml`` if the hyperparameters have changed; with ``also_empty``, also if there is no such
-        file yet.
+        """Write ``hparams.yaml`` if the hyperparameters have changed; with ``also_empty``, also if the file does not
+        exist yet.
         """
         if self._hparams_written and not (also_empty and not self._has_hparams_file()):
             return
@@ -246,7 +248,7 @@ def _make_version(root_dir: str) -> int:
     while True:
         folder = os.path.join(root_dir, f"version_{version}")
         try:
-            if is_remote:  # an address has no empty folders, so a file without hyperparameters reserves the name
+            if is_remote:  # an address has no empty folders; an empty hparams.yaml reserves the name
                 with files.replacing(os.path.join(folder, FolderLogger.NAME_HPARAMS_FILE), new=True) as stream:
                     stream.write(yaml_text.dump({}).encode())
             else:
@@ -258,7 +260,7 @@ def _make_version(root_dir: str) -> int:
 
 
 def _remove_version(folder: str) -> None:
-    """Remove a folder that :func:`_make_version` has created, if nothing was written into it.
+    """Remove a folder that :func:`_make_version` has created, if the folder is still empty.
 
     Raises:
         OSError: the folder is not empty.

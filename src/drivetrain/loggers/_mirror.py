@@ -15,10 +15,12 @@ _EVERY_S = 60.0
 
 
 class Mirror:
-    """A logger's files, written locally and uploaded as a whole, because stores such as S3 cannot append to an object.
+    """A logger's local folder; each changed file is uploaded completely.
 
-    The local folder is temporary: each process with a copy of the logger creates one on first use and removes it when
-    the process ends. Changes that were not uploaded by then are lost.
+    The upload is always complete, because stores such as S3 cannot append to an object.
+
+    The local folder is temporary: each process with a copy of the logger creates a folder on first use, and removes
+    this folder at the end of the process. Changes after the last upload are then lost.
 
     Args:
         address: the folder to which the files are uploaded.
@@ -29,7 +31,7 @@ class Mirror:
         self._folder: str | None = None
         self._removal: weakref.finalize[..., Any] | None = None
         self._owner = os.getpid()
-        self._uploaded: dict[str, tuple[int, int]] = {}  # size and modification time of each uploaded file, by name
+        self._uploaded: dict[str, tuple[int, int]] = {}  # the size and modification time of each uploaded file
         self._uploaded_at = time.monotonic()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -43,7 +45,7 @@ class Mirror:
         """The local folder."""
         if self._folder is None or self._owner != os.getpid():
             if self._removal is not None:
-                self._removal.detach()  # this is a forked process: the parent removes its own folder
+                self._removal.detach()  # after a fork, only the parent removes the parent's folder
             self._folder, self._owner, self._uploaded = tempfile.mkdtemp(prefix="drivetrain-"), os.getpid(), {}
             self._removal = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         return self._folder
@@ -54,7 +56,7 @@ class Mirror:
         return time.monotonic() - self._uploaded_at > _EVERY_S
 
     def fetch(self, name: str) -> bool:
-        """Download a file that an earlier run or another process has uploaded; return whether it was downloaded."""
+        """Download a file that an earlier run or another process has uploaded; return whether a file was downloaded."""
         target, address = os.path.join(self.folder, name), f"{self.address}/{name}"
         if os.path.exists(target) or remote.written_at(address) is None:
             return False
@@ -66,7 +68,7 @@ class Mirror:
         """Upload the files that have changed since the last upload.
 
         Raises:
-            OSError: the upload failed. The files are kept, and the next call tries to upload them again.
+            OSError: the upload failed. The local files are kept, and the next call uploads the files again.
         """
         self._uploaded_at = time.monotonic()
         if self._folder is None:
@@ -79,8 +81,8 @@ class Mirror:
                 self._uploaded[name] = found
 
     def release(self) -> None:
-        """Remove the local folder. Call this after an upload: without the call, a process that ends after a fork may
-        leave its folder behind.
+        """Remove the local folder. Call this method after an upload; otherwise a process that ends after a fork can
+        leave its folder on the disk.
         """
         if self._removal is not None and self._owner == os.getpid():
             self._removal()

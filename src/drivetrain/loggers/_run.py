@@ -1,5 +1,5 @@
-"""Base of loggers that write to a service: the run's id, the rank that writes, uploads of checkpoints, and tables and
-images.
+"""Base class of loggers that write to a service: handles the run's id, the writing rank, uploads of checkpoints, tables
+and images.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from drivetrain.loggers.logger import Logger
 class RunLogger(Logger):
     """A logger that writes to one run of a service such as MLflow.
 
-    The run begins when a fit starts, when the first value is logged, or when :attr:`experiment` is read. A fit that
-    resumes from a checkpoint continues the run whose id is in the checkpoint, unless another id was passed.
+    The run begins when a fit starts, when the first value is logged, or when :attr:`experiment` is read. A resumed fit
+    continues the run whose id is in the checkpoint, unless the program passes another id.
 
     Args:
-        prefix: prepended to every metric's name, joined by a hyphen.
+        prefix: a text in front of every metric's name, followed by a hyphen.
         run_id: the id of a run to continue; ``None``: a new run.
-        package: the name under which the service's package is imported and installed.
-        log_model: whether to upload checkpoints: True uploads the checkpoints that are kept at the end of the run,
-            "all" uploads each one after it was written.
+        package: the name of the service's package, for import and installation.
+        log_model: whether to upload checkpoints: True uploads, at the end of the run, the checkpoints that still exist;
+            "all" uploads each checkpoint right after the save.
 
     Raises:
         ConfigurationError: the package is not installed.
@@ -41,7 +41,7 @@ class RunLogger(Logger):
         self._run_id = run_id
         self._given = run_id is not None
         self._run: Any = None
-        # whether the run is that of a checkpoint, so that values from after the checkpoint are logged a second time
+        # Whether the run continues a checkpoint's run. If so, values after the checkpoint are logged a second time.
         self._resumed = False
         self._owner = os.getpid()
         self._log_model = log_model
@@ -49,14 +49,14 @@ class RunLogger(Logger):
         self._sent: dict[str, int] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_run": None, "_callback": None}  # a copy in another process opens the same run again
+        return {**self.__dict__, "_run": None, "_callback": None}  # a copy of the logger opens the run again
 
     # ---- the run -------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def _begin(self) -> Any:
-        """Begin a run and set ``_run_id``, or continue the run ``_run_id`` if it is set; return the service's
-        object.
+        """Continue the run ``_run_id``; if ``_run_id`` is ``None``, begin a run and set ``_run_id``. Return the
+        service's object.
         """
 
     version: str | None = reads("_run_id", "The run's id; ``None`` until it has begun.")
@@ -68,21 +68,21 @@ class RunLogger(Logger):
 
     @property
     def numbers_runs(self) -> bool:
-        """Whether the service chooses the run's id, because none was passed."""
+        """Whether the service chooses the run's id, because the program has passed no id."""
         return not self._given
 
     @property
     def experiment(self) -> Any:
-        """The service's object for the run; reading it begins the run.
+        """The service's object for the run; a read of this property begins the run.
 
-        On ranks other than 0 it is an object that ignores every call.
+        On ranks other than 0, this object ignores every call.
 
         Raises:
             ConfigurationError: the run cannot begin.
         """
         if rank_from_environ() != 0:
             return Nothing()
-        if self._owner != os.getpid():  # after a fork, the service's object is there, but its threads are not
+        if self._owner != os.getpid():  # a fork copies the service's object, but not the object's threads
             self._run, self._owner = None, os.getpid()
         if self._run is None:
             try:
@@ -104,11 +104,11 @@ class RunLogger(Logger):
         self._run_id = broadcast(self._run_id)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the run's id, so that a resumed fit continues it."""
+        """Return the run's id; with this id, a resumed fit continues the run."""
         return {} if self._run_id is None else {"run_id": self._run_id}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue the checkpoint's run, unless an id was passed or a run has begun."""
+        """Continue the checkpoint's run, unless the program has passed an id or a run has begun."""
         run_id = str(state["run_id"])
         if self._run_id is None:
             self._run_id = run_id
@@ -127,7 +127,7 @@ class RunLogger(Logger):
         return {f"{self._prefix}{name}": value for name, value in metrics.items()}
 
     def _each(self, method: str, key: str, values: Any, kwargs: Mapping[str, Sequence[Any]]) -> Iterator[Any]:
-        """Yield each of ``values`` with its items of the other arguments, which are lists of the same length.
+        """Yield each value with one item of each list in ``kwargs``; these lists have the length of ``values``.
 
         Raises:
             ConfigurationError: ``values`` is not a list, or another list has a different length.
@@ -146,7 +146,7 @@ class RunLogger(Logger):
     # ---- checkpoints ---------------------------------------------------------------------------------------------
 
     def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
-        """Upload the checkpoints now, or record them for the end of the run."""
+        """Upload the checkpoints now, or store the callback for an upload at the end of the run."""
         if self._log_model == "all" or (self._log_model and getattr(checkpoint_callback, "save_top_k", 0) == -1):
             self._upload(checkpoint_callback)
         elif self._log_model:
@@ -164,7 +164,9 @@ class RunLogger(Logger):
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """Upload the recorded checkpoints. The run stays open, so that ``trainer.test`` can log to it."""
+        """Upload the checkpoints of the stored callback. The run stays open, so that ``trainer.test`` can log to the
+        run.
+        """
         if status == "success" and self._callback is not None:
             self._upload(self._callback)
 
@@ -181,9 +183,7 @@ class Tables(RunLogger):
         dataframe: Any = None,
         step: int | None = None,
     ) -> None:
-        """Log a table, given as columns and rows or as a pandas DataFrame. MLflow and Comet store the table as a
-        file.
-        """
+        """Log a table: columns and rows, or a pandas DataFrame. MLflow and Comet store the table as a file."""
         rows = None if data is None else [list(row) for row in data]
         self._write_table(key, None if columns is None else list(columns), rows, dataframe, step)
 
@@ -191,11 +191,11 @@ class Tables(RunLogger):
 
     @abstractmethod
     def _write_table(self, key: str, columns: Any, rows: Any, dataframe: Any, step: int | None) -> None:
-        """Log a table, given as lists or as a pandas DataFrame."""
+        """Log a table: lists, or a pandas DataFrame."""
 
 
 def array_of(image: Any) -> Any:
-    """Return a tensor image as an array in host memory; any other image unchanged."""
+    """Return a tensor image as an array in host memory; return any other image unchanged."""
     return image.detach().cpu().numpy() if hasattr(image, "detach") else image
 
 
@@ -205,8 +205,8 @@ def mapping_of(params: Any) -> dict[str, Any]:
 
 
 def flat(params: Mapping[str, Any], parent: str = "") -> dict[str, Any]:
-    """Return nested hyperparameters as one flat dictionary. Nested names are joined by a slash; values that are not
-    numbers or booleans become text.
+    """Return nested hyperparameters as one flat dictionary. Nested names are joined by a slash; values other than
+    numbers and booleans become text.
     """
     found: dict[str, Any] = {}
     for key, value in params.items():
@@ -231,12 +231,12 @@ def local_folder(owner: str, value: str | os.PathLike[str]) -> str:
 
 
 def scored(checkpoint_callback: Any, sent: Mapping[str, Any]) -> list[tuple[str, Any, str]]:
-    """Return path, score and tag ("best" or "latest") of each checkpoint that is new or has changed since it was
-    uploaded.
+    """Return path, score and tag ("best" or "latest") of each new checkpoint, and of each checkpoint that has changed
+    since its upload.
 
     Args:
         checkpoint_callback: the callback that has written the checkpoints.
-        sent: the paths of uploaded files, each with the file's modification time at the upload.
+        sent: for the path of each uploaded file, the file's modification time at the upload.
     """
     best = getattr(checkpoint_callback, "best_model_path", "")
     last = getattr(checkpoint_callback, "last_model_path", "")

@@ -20,23 +20,23 @@ _FORMER = {
     "offline": "online=not ...",
     "save_dir": "offline_directory=...",
 }
-"""Earlier names of arguments, and the names that replace them."""
+"""For each earlier name of an argument, the current name."""
 
 
 class CometLogger(Tables):
     """Logs to an experiment of Comet.
 
-    A fit that resumes from a checkpoint continues the experiment that wrote it.
+    A resumed fit continues the checkpoint's experiment.
 
     Args:
-        api_key: the key; ``None``: the variable ``COMET_API_KEY`` or Comet's configuration file.
+        api_key: the key; ``None``: the environment variable ``COMET_API_KEY`` or Comet's configuration file.
         workspace: the workspace; ``None``: the account's default.
         project: the project; ``None``: Comet's default.
         experiment_key: the key of an experiment to continue.
         mode: "get_or_create" (Comet's default), "get" or "create".
-        online: False writes an archive to a local folder, which ``comet upload`` sends later.
-        prefix: prepended to every metric's name, joined by a hyphen.
-        kwargs: passed on to ``comet_ml.ExperimentConfig``: ``name``, ``tags``, ``offline_directory``, ...
+        online: False writes an archive to a local folder; the command ``comet upload`` sends the archive later.
+        prefix: a text in front of every metric's name, followed by a hyphen.
+        kwargs: arguments of ``comet_ml.ExperimentConfig``: ``name``, ``tags``, ``offline_directory``, ...
 
     Raises:
         ConfigurationError: the package comet_ml is not installed.
@@ -75,7 +75,7 @@ class CometLogger(Tables):
     def _begin(self) -> Any:
         mode = self._mode
         if self._resumed and (self._online is False or mode == "create"):
-            # so that the archive, or the new process, continues the experiment instead of creating another one
+            # The mode "get" continues the experiment; the mode "create" would create another experiment.
             mode = "get"
         run = comet_ml.start(
             api_key=self._api_key, workspace=self._workspace, project=self._project, experiment_key=self._run_id,
@@ -98,7 +98,7 @@ class CometLogger(Tables):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Log numbers at ``step``; the value "epoch" is also used as Comet's epoch axis."""
+        """Log numbers at ``step``; a value called "epoch" also sets Comet's epoch."""
         row = self._named(metrics)
         epoch = metrics.get("epoch")
         self.experiment.log_metrics(row, step=step, epoch=None if epoch is None else int(epoch))
@@ -123,7 +123,7 @@ class CometLogger(Tables):
 
     @rank_zero_only
     def log_audio(self, key: str, audios: Sequence[Any], step: int | None = None, **kwargs: Sequence[Any]) -> None:
-        """Log sounds: arrays, with ``sample_rate``, or paths."""
+        """Log sounds: paths, or arrays together with their ``sample_rate``."""
         for audio, own in self._each("log_audio", key, audios, kwargs):
             self.experiment.log_audio(audio, file_name=f"{key}.wav", step=step, **own)
 
@@ -141,8 +141,8 @@ class CometLogger(Tables):
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """Send the remaining data. The experiment stays open, so that ``trainer.test`` can log to it; Comet ends it
-        when the program ends.
+        """Send the remaining data. The experiment stays open, so that ``trainer.test`` can log to the experiment. Comet
+        ends the experiment when the program ends.
         """
         if self._run is not None:
             self._run.log_other("Status", status)

@@ -18,29 +18,29 @@ from drivetrain.loggers._folder import FolderLogger
 
 Row = dict[str, Any]
 
-_LOCK_PATIENCE_S = 0.5  # a write takes about a millisecond
+_LOCK_PATIENCE_S = 0.5  # one write takes about a millisecond
 
 
 class CSVLogger(FolderLogger):
-    """Writes ``<save_dir>/<name>/version_<n>/metrics.csv``, and ``hparams.yaml`` beside it.
+    """Writes ``metrics.csv`` and ``hparams.yaml`` in the folder ``<save_dir>/<name>/version_<n>``.
 
-    A row contains a step and the values of that step. When a name appears for the first time, a column is added.
-    Values that are logged for the same step in consecutive calls share a row, unless a name gets two different values.
-    An existing table is continued if ``version`` was passed. A fit that resumes continues the table after the last row
-    that existed when the checkpoint was saved. Later rows, whose steps the fit logs again, move to
-    ``metrics_replaced.csv``. If another logger writes to the same table at the same time, the table keeps the rows of
-    both loggers, and a warning is issued. Between two writes no file is open and no thread runs.
+    A row contains a step and the values of this step. Each new name adds a column. Consecutive calls for one step write
+    to one row, unless a name gets two different values. If the program passes the ``version`` of an existing run, the
+    logger continues the table of this run. A resumed fit continues the table after the last row at the time of the
+    checkpoint. Later rows move to ``metrics_replaced.csv``, because the resumed fit logs their steps again. If another
+    logger also writes to the table, this logger warns, and the table keeps the rows of both loggers. Between two
+    writes, no file is open, and no thread runs.
 
     Args:
         save_dir: the root folder, or an address such as ``s3://bucket/runs``: see docs/remote.md.
-        name: the experiment's folder below ``save_dir``; "" for none.
+        name: the experiment's folder below ``save_dir``; "": no such folder.
         version: a number, a folder name, or ``None`` for the next free number.
-        prefix: prepended to every column except ``step``, joined by a hyphen.
-        flush_logs_every_n_steps: rows are written to the file when they cover this many steps, when a checkpoint is
-            saved, and when the run ends.
+        prefix: a text in front of every column's name except ``step``, followed by a hyphen.
+        flush_logs_every_n_steps: the number of steps after which rows are written to the file. Rows are also written at
+            each checkpoint and at the end of the run.
 
     Raises:
-        ConfigurationError: ``flush_logs_every_n_steps`` is below 1, or ``version`` has another type.
+        ConfigurationError: ``flush_logs_every_n_steps`` is below 1, or ``version`` has a wrong type.
     """
 
     @arguments_checked
@@ -58,22 +58,22 @@ class CSVLogger(FolderLogger):
         self._flushed_at: int | None = None  # the first step of the unwritten rows
         self._columns: list[str] = []
         self._columns_in_file: list[str] = []
-        # The rows that belong in the file from byte `_offset` on. After a write, the last row stays in memory,
-        # because values may still be added to it.
+        # The rows to write to the file, starting at byte `_offset`. After a write, the last row stays in memory,
+        # because later calls can add values to this row.
         self._rows: list[Row] = []
         self._offset = 0
         self._rows_before = 0  # the number of rows in the file before byte _offset
         self._opened = False
         self._dirty = False
         self._left: tuple[int, ...] | None = None  # the result of _identity after this logger's last write
-        self._row_in_file: Row = {}  # the last row, as it is in the file
+        self._row_in_file: Row = {}  # the last row in the file
         self._shared = False
-        self._found: Row = {}  # the last row of the existing table, if it contains only numbers
-        self._resumes_at: dict[str, Any] = {}  # the checkpoint's state, kept until the first value is logged
+        self._found: Row = {}  # the last row of the existing table; empty if not all values are numbers
+        self._resumes_at: dict[str, Any] = {}  # the state in the checkpoint, until a value is logged
 
     @property
     def metrics_file_path(self) -> str:
-        """The path of the table, which may not exist yet."""
+        """The path of the table; the file is created at the first write."""
         return os.path.join(self.log_dir, "metrics.csv")
 
     @property
@@ -98,7 +98,7 @@ class CSVLogger(FolderLogger):
         values = {name: _plain(value) for name, value in self._named(metrics).items() if name != "step"}
         row = {"step": step, **values}
         if not self._rows and row.items() <= self._found.items():
-            return  # a resumed run logs again the values that were logged when the checkpoint was saved
+            return  # a resumed run logs the values of the checkpoint's step again
         last = self._rows[-1] if self._rows else {}
         if last.get("step") == step and all(last.get(name, value) == value for name, value in values.items()):
             last.update(values)
@@ -108,26 +108,26 @@ class CSVLogger(FolderLogger):
         self._dirty = True
         if self._flushed_at is None:
             self._flushed_at = step
-        # the difference may be negative, because a second run of the same logger begins at step 0
+        # The difference can be negative, because a second run with this logger begins at step 0.
         if abs(step - self._flushed_at) + 1 >= self._flush_every:
             self._flushed_at = step + 1
             self.save()
 
     @rank_zero_only
     def log_hyperparams(self, params: Any = None) -> None:
-        """Write ``params``, a mapping or a namespace, to ``hparams.yaml``; later values replace earlier ones."""
+        """Write ``params``, a mapping or a namespace, to ``hparams.yaml``; later values replace earlier values."""
         self._keep_hparams(params)
         self._write_hparams()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the run's folder, the last row of the table, and the number of rows before it."""
+        """Return the run's folder, the last row of the table, and the number of rows before this row."""
         last = dict(self._rows[-1]) if self._rows else {}
         now = {"rows": self._rows_before + len(self._rows) - bool(last), "last": last} if self._opened else {}
         return {**self._place(), **(self._resumes_at or now)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue the table after the row in ``state``, if the table has this row. Rows after it are moved away when
-        the next value is logged.
+        """Continue the table after the row in ``state``, if the table has this row. When the next value is logged,
+        later rows move to ``metrics_replaced.csv``.
         """
         is_same = self._continues or state.get("folder") == self._place().get("folder", "")
         if "rows" in state and (is_same or (state["last"] and not self.numbers_runs)):
@@ -143,14 +143,14 @@ class CSVLogger(FolderLogger):
         self._write_hparams()
         if not self._dirty:
             if not self.is_undecided:
-                # save is also called at the start of a fit; reading the folder then raises an error before training if
-                # it is unusable
+                # save() is also called at the start of a fit. If the folder is unusable, this read raises an error
+                # before training.
                 self._open()
             return
         self._make_folder()
         table = self._table
         with _writing_alone(os.path.dirname(table)):
-            # the table is downloaded if another process of this run has written it
+            # The table is downloaded if another process of this run has written the table.
             if self._fetch("metrics.csv"):
                 self._keep_unwritten_rows()
                 self._left = _identity(table)
@@ -179,7 +179,7 @@ class CSVLogger(FolderLogger):
         self._upload(releases=True)
 
     def _open(self) -> None:
-        """Continue the existing table, if there is one."""
+        """If the table exists, read the table, so that new rows follow the existing rows."""
         if self._opened:
             return
         self._opened = True
@@ -192,11 +192,11 @@ class CSVLogger(FolderLogger):
                     self._found = _row(self._columns_in_file, file.read(self._offset).splitlines()[-1])
 
     def _read_table(self) -> None:
-        """Read the columns of the table, and the position of its end."""
+        """Read the columns of the table, and the position of the last row's end."""
         own, self._columns, self._columns_in_file, self._offset, self._rows_before = self._columns, ["step"], [], 0, 0
         with contextlib.suppress(FileNotFoundError), open(self._table, "rb") as file:
             content = file.read()
-            # a last line without a newline is incomplete, because of a crash, and is left out
+            # After a crash, the last line can be incomplete, without a newline. This line is left out.
             self._offset = content.rfind(b"\n") + 1
             text = content[: self._offset].decode(errors="backslashreplace")
             lines = csv.reader(io.StringIO(text, newline=""))
@@ -208,8 +208,9 @@ class CSVLogger(FolderLogger):
         self._columns += [name for name in own if name not in self._columns]
 
     def _take_rows_back(self, rows: int, last: Row) -> None:
-        """Keep the first ``rows`` rows of the table and, unless ``last`` is empty, the row ``last`` after them. Move
-        later rows to ``metrics_replaced.csv``. If the table does not have the rows to keep, it is not changed.
+        """Keep the first ``rows`` rows of the table; if ``last`` is not empty, also keep the next row, which must be
+        equal to ``last``. Move later rows to ``metrics_replaced.csv``. If a row to keep is missing, do not change the
+        table.
         """
         self._save()
         table = self._table
@@ -234,9 +235,7 @@ class CSVLogger(FolderLogger):
             self._written(lines, len(before))
 
     def _continue_changed_table(self, deleted: bool) -> None:
-        """Continue after the rows of another logger, without replacing any of them; if the table was ``deleted``, start
-        a new one.
-        """
+        """Continue after the rows that another logger has written. If the table was ``deleted``, start a new table."""
         if deleted:
             rank_zero_warn(
                 f"{self.metrics_file_path} was deleted, and the rows in it are lost. CSVLogger begins a new table. "
@@ -253,7 +252,7 @@ class CSVLogger(FolderLogger):
         self._keep_unwritten_rows()
 
     def _keep_unwritten_rows(self) -> None:
-        """Read the table again; from this logger's rows in memory, drop the values that the table contains."""
+        """Read the table again. Keep only those values of this logger in memory that are not in the table."""
         self._read_table()
         if self._row_in_file and self._rows:
             first, written = self._rows[0], self._row_in_file
@@ -262,7 +261,7 @@ class CSVLogger(FolderLogger):
         self._row_in_file = {}
 
     def _widened(self) -> bytes:
-        """Return the part of the file before `_offset`, with a header that contains the new columns."""
+        """Return the file's content before `_offset`, with the new columns added."""
         if not self._offset:
             return _encode([self._columns])
         with open(self._table, "rb") as file:
@@ -271,7 +270,7 @@ class CSVLogger(FolderLogger):
         if self._columns[:known] == self._columns_in_file and not any(
             mark in content for mark in (b'"', b"\r", b"\n\n")
         ):
-            # The rows need only more commas. Parsing the whole table for each new name instead could take hours.
+            # Commas at the end of each row are enough. Parsing the complete table for each new name could take hours.
             rows = content[content.index(b"\n") + 1 :]
             return _encode([self._columns]) + rows.replace(b"\n", b"," * (len(self._columns) - known) + b"\n")
         old = csv.DictReader(io.StringIO(content.decode(errors="backslashreplace"), newline=""))
@@ -283,7 +282,7 @@ class CSVLogger(FolderLogger):
         try:
             file.write(b"".join(lines))
             file.truncate()
-            file.flush()  # if the disk is full, this raises an error while the rows are still in memory
+            file.flush()  # if the disk is full, this raises, and the rows stay in memory
         except OSError as error:
             path = self.metrics_file_path
             raise OSError(error.errno, f"{files.reason(error, Path(path))}. Rows before it are kept", path) from error
@@ -293,8 +292,8 @@ class CSVLogger(FolderLogger):
         return [_encode([[row.get(name, "") for name in self._columns]]) for row in self._rows]
 
     def _written(self, lines: list[bytes], offset: int) -> None:
-        """After rows were written from ``offset`` on, keep only the last row in memory, because values may still be
-        added to it.
+        """Update the state after a write of rows at ``offset``. Only the last row stays in memory, because later calls
+        can add values to this row.
         """
         self._offset = offset + sum(map(len, lines[:-1]))
         self._rows_before += max(len(lines) - 1, 0)
@@ -303,13 +302,13 @@ class CSVLogger(FolderLogger):
 
 
 class CSVExperiment:
-    """Writes to the files of a :class:`CSVLogger`, for programs that use ``logger.experiment``; only on rank 0.
+    """Writes to the files of a :class:`CSVLogger`, for programs that use ``logger.experiment``.
 
     Attributes:
-        log_dir: their folder.
+        log_dir: the folder of the files.
         metrics_file_path: the table.
         hparams: the hyperparameters so far.
-        metrics: the rows that are not in the table yet.
+        metrics: the rows that are not yet written to the table.
         metrics_keys: the table's columns.
     """
 
@@ -337,7 +336,7 @@ class CSVExperiment:
     """Store hyperparameters."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int | None = None) -> None:
-        """Add one number; the arguments are those of TensorBoard's ``SummaryWriter.add_scalar``."""
+        """Add one number; the arguments have the meaning of TensorBoard's ``SummaryWriter.add_scalar``."""
         self._logger.log_metrics({tag: scalar_value}, global_step)
 
     save = calls("_logger.save")
@@ -352,7 +351,9 @@ class CSVExperiment:
 
 @contextlib.contextmanager
 def _writing_alone(folder: str) -> Iterator[None]:
-    """Context with a lock on the folder for loggers in several processes, if the file system supports it."""
+    """Context with a lock on the folder, for loggers in several processes. Without support of the file system, there is
+    no lock.
+    """
     unlock = files.locked(folder, _LOCK_PATIENCE_S)
     try:
         yield
@@ -370,7 +371,7 @@ def _identity(path: str) -> tuple[int, ...] | None:
 
 
 def _row(columns: list[str], line: bytes) -> Row:
-    """Return the numbers in a line of the table by column; empty if the line contains anything but numbers."""
+    """Return the numbers in a line of the table by column; an empty dictionary if the line contains other values."""
     try:
         texts = next(csv.reader([line.decode()]), [])
         row: Row = {
@@ -390,5 +391,5 @@ def _encode(lines: Iterable[Iterable[Any]]) -> bytes:
 
 
 def _plain(value: Any) -> int | float:
-    """Return a number that the user passed, which may be a tensor or a numpy scalar, as a Python number."""
+    """Convert a number, a tensor or a numpy scalar to a Python number."""
     return value if type(value) is int else float(value)

@@ -1,4 +1,4 @@
-"""The logger of ``fast_dev_run``: it discards everything."""
+"""The logger of ``fast_dev_run`` discards all values."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from drivetrain.loggers.logger import Logger
 
 
 class DummyLogger(Logger):
-    """Accepts every call and writes nothing, so that a program can also call its loggers in ``fast_dev_run``.
+    """Accepts every call and writes nothing, so that a program's calls of loggers work in ``fast_dev_run``.
 
-    The logger has every method of other loggers: ``logger.log_image(...)`` does nothing.
+    The logger has every method that another logger can have: ``logger.log_image(...)`` does nothing.
 
     Args:
-        save_dir: ignored; the argument exists because other loggers have it.
+        save_dir: ignored.
     """
 
     def __init__(self, save_dir: str | None = None) -> None:
@@ -40,11 +40,11 @@ class DummyLogger(Logger):
 
 
 class Nothing:
-    """An object that has every attribute and can be called; the result is always the object itself."""
+    """An object whose attributes and calls all return the object itself."""
 
     def __getattr__(self, name: str) -> Nothing:
         if name.startswith("__"):
-            raise AttributeError(name)  # copy and pickle look up such names, and must not find them
+            raise AttributeError(name)  # copy and pickle must find no special methods
         return self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Nothing:

@@ -1,4 +1,4 @@
-"""The base class of loggers, which the Trainer calls with the logged numbers of a run; and the registry of loggers."""
+"""The base class of loggers, and the registry of loggers. The Trainer passes the logged numbers of a run to loggers."""
 
 from __future__ import annotations
 
@@ -15,23 +15,25 @@ if TYPE_CHECKING:
 
 
 class Logger(ABC):
-    """Base class of loggers, which get plain floats, at most a few times a second and only on global rank 0.
+    """Base class of loggers.
 
-    To add a logger, write a subclass in a file of its own, in this folder or in a package. A program may also register
-    a class with ``LoggerRegistry.register("name", cls)``. Import the library that the logger uses when the logger first
-    writes, not when its file is imported.
+    The Trainer passes plain floats to loggers, at most a few times a second, on global rank 0.
+
+    To add a logger, write a subclass in a new file, in this folder or in a package. A program can also register a class
+    with ``LoggerRegistry.register("name", cls)``. Import the logger's library at the first write, not when the logger's
+    file is imported.
     """
 
     LOGGER_JOIN_CHAR: ClassVar[str] = "-"
-    """The text between a logger's prefix and the name of a value."""
+    """The text that joins a logger's prefix and the name of a value."""
 
     experiment: Any
-    """The object of the library that the logger uses, for programs that call the library directly. A logger of your own
-    need not have it.
+    """The library's object for the run, for programs that call the logger's library directly. This property is
+    optional.
     """
 
     group_separator: str = "/"
-    """The text between the parts of a name that a callback logs, as in ``lr-SGD/momentum``."""
+    """The text that joins the parts of a callback's logged name, such as "/" in ``lr-SGD/momentum``."""
 
     keeps_run_record: bool = False
     """Whether the Trainer records each fit in the file ``run.json`` in :attr:`log_dir`, which ``drivetrain report``
@@ -46,7 +48,7 @@ class Logger(ABC):
     @property
     @abstractmethod
     def version(self) -> int | str | None:
-        """The version of the run, which differs from that of the experiment's other runs."""
+        """The version of the run; each run of an experiment has a different version."""
 
     @property
     def save_dir(self) -> str | None:
@@ -60,15 +62,17 @@ class Logger(ABC):
 
     @property
     def log_dir(self) -> str | None:
-        """The folder of this run, below which checkpoints are saved; ``None`` if there is none."""
+        """The folder of this run; checkpoints are saved inside this folder; ``None`` if there is no folder."""
         return None
 
     sub_dir: str | None = None
-    """The name of a folder inside the run's folder, if this logger writes into one."""
+    """The name of the folder inside the run's folder into which this logger writes; ``None``: the run's folder
+    itself.
+    """
 
     @property
     def is_undecided(self) -> bool:
-        """Whether there is no run yet: :attr:`version` is unknown, or is chosen only when the attribute is read."""
+        """Whether there is no run yet: :attr:`version` is unknown, or will be chosen at the first read."""
         return False
 
     @property
@@ -77,34 +81,36 @@ class Logger(ABC):
         return False
 
     def continue_run(self, state: Mapping[str, Any], path: str) -> None:
-        """Continue the run of a checkpoint instead of beginning a new one. Called before the parts of a run are
-        created, if the fit resumes from the newest checkpoint of its program.
+        """Continue the run of a checkpoint instead of a new run. Called before the objects of a run are created, if the
+        fit resumes from the program's newest checkpoint.
 
         Args:
-            state: the result of :meth:`state_dict` in that checkpoint; empty if the checkpoint was not read yet.
+            state: the result of :meth:`state_dict` in the checkpoint; empty if the checkpoint is not read yet.
             path: the path of the checkpoint.
         """
 
     def begin_run(self) -> None:
-        """Begin the run now if a service determines the run's version. Called in every process when a fit begins.
+        """Begin the run now, if a service chooses the run's version. Called in every process when a fit begins.
 
-        After that, :meth:`agree_on_run` is called, so that all ranks have the same run.
+        After this method, :meth:`agree_on_run` is called.
         """
 
     def agree_on_run(self, broadcast: Callable[[Any], Any]) -> None:
-        """Take over the run of rank 0. Called in every process as soon as the processes are connected.
+        """Set this process's run to the run of rank 0. Called in every process when the process group exists.
 
         Args:
-            broadcast: a function that returns, on every process, the argument that rank 0 passed.
+            broadcast: a function that returns rank 0's argument on every rank.
         """
 
     def leave_run(self) -> None:
-        """Called before this process starts the processes that train, because this process itself will not write to the
+        """Called before this process starts the training processes, because only these processes write to the
         logger.
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the logger's state for a checkpoint as plain data, so that a resumed fit continues the run."""
+        """Return the logger's state for checkpoints, as plain data. With this state, a resumed fit continues the
+        run.
+        """
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -114,8 +120,8 @@ class Logger(ABC):
 
     @abstractmethod
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Record ``metrics`` at ``step``, the position on the x axis. In a fit, ``step`` counts the trained batches
-        from 0; the batches that are accumulated for one optimizer step count as one.
+        """Record ``metrics`` at ``step``, the position on the x axis. In a fit, ``step`` counts training batches from
+        0, but all batches of one optimizer step count as one batch.
         """
 
     @abstractmethod
@@ -131,11 +137,11 @@ class Logger(ABC):
         """Record the model's graph. Most loggers do nothing here."""
 
     def save(self) -> None:
-        """Write the recorded values to the file or send them to the service."""
+        """Write the recorded values to the file, or send the values to the service."""
 
     def finalize(self, status: str) -> None:
-        """Called when the run has ended: ``"success"`` or ``"failed"``. Write the remaining values and close open
-        files.
+        """Called after the run, with the status ``"success"`` or ``"failed"``. Write the remaining values and close
+        open files.
         """
 
     def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
@@ -143,12 +149,14 @@ class Logger(ABC):
 
 
 LoggerRegistry: Registry[Logger] = Registry("drivetrain.loggers", "logger", "logger")
-"""The loggers by name: those in this folder, those that programs have registered, and those of installed packages."""
+"""The loggers by name: loggers in this folder, loggers that programs have registered, and loggers in installed
+packages.
+"""
 
 
 def logger_named(name: str, save_dir: str | os.PathLike[str]) -> Logger:
-    """Return a new logger of the class that is registered under ``name``. The class gets ``save_dir`` if it has an
-    argument of this name.
+    """Return a new logger of the class that is registered under ``name``. The argument ``save_dir`` is passed if the
+    class's constructor has this argument.
 
     Raises:
         UnknownNameError: the name is unknown.

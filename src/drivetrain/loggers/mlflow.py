@@ -13,28 +13,27 @@ from drivetrain.base.rank_zero import rank_zero_info, rank_zero_only, rank_zero_
 from drivetrain.loggers._run import Tables, array_of, flat, local_folder, mapping_of
 
 _REFUSED = re.compile(r"[^\w/. :-]+")
-_BATCH = 100  # how many parameters MLflow accepts in one call
-_LONGEST = 6000  # how many characters a parameter's value may have
+_BATCH = 100  # the number of parameters that MLflow accepts in one call
+_LONGEST = 6000  # the maximum length of a parameter's value
 _STATUS = {"success": "FINISHED", "finished": "FINISHED", "failed": "FAILED"}
 
 
 class MLFlowLogger(Tables):
     """Logs to a run of MLflow.
 
-    A fit that resumes from a checkpoint continues the run that wrote it. After the checkpoint was saved, that run may
-    have logged further values. Values of these steps are not logged a second time, so that the steps of a curve never
-    decrease.
+    A resumed fit continues the checkpoint's run. The run can already contain values for steps after the checkpoint.
+    Values for these steps are not logged again, so that the steps of a curve never decrease.
 
     Args:
-        experiment_name: the experiment, which is created if necessary.
+        experiment_name: the experiment's name; a missing experiment is created.
         run_name: the run's name.
-        tracking_uri: address of the server or store; ``None``: the environment variable ``MLFLOW_TRACKING_URI``, or if
-            it is not set, ``save_dir``.
+        tracking_uri: address of the server or store; ``None``: the environment variable ``MLFLOW_TRACKING_URI``; if the
+            variable is not set, ``save_dir``.
         tags: the run's tags.
-        save_dir: a local folder in which MLflow stores everything; ignored if there is a ``tracking_uri``.
-        log_model: whether to upload checkpoints as artifacts: True uploads the checkpoints that are kept at the end of
-            the run, "all" uploads each one after it was written.
-        prefix: prepended to every metric's name, joined by a hyphen.
+        save_dir: a local folder in which MLflow stores everything; ignored with a ``tracking_uri``.
+        log_model: whether to upload checkpoints as artifacts: True uploads, at the end of the run, the checkpoints that
+            still exist; "all" uploads each checkpoint right after the save.
+        prefix: a text in front of every metric's name, followed by a hyphen.
         artifact_location: the location of a new experiment's artifacts; ``None``: the store's default.
         run_id: the id of a run to continue.
         synchronous: wait until MLflow has stored the values; ``None``: MLflow's default.
@@ -66,15 +65,15 @@ class MLFlowLogger(Tables):
         self.tags = dict(tags or {})
         self._artifact_location = artifact_location
         self._options = {} if synchronous is None else {"synchronous": synchronous}
-        self._params: dict[str, str] = {}  # parameters that were logged, because MLflow does not allow to change them
-        self._reached: dict[str, int] = {}  # for a resumed run, the last logged step of each name
+        self._params: dict[str, str] = {}  # the logged parameters; MLflow refuses changes of values
+        self._reached: dict[str, int] = {}  # the last logged step of each name, in a resumed run
         self._told = False
 
     # ---- the run -------------------------------------------------------------------------------------------------
 
     def _begin(self) -> Any:
         if self._tracking_uri.startswith("file:"):
-            # The caller chose a folder, and without this variable MLflow 3 expects a database.
+            # Without this variable, MLflow 3 expects a database. The caller chose a folder instead.
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         client = mlflow_tracking.MlflowClient(self._tracking_uri)
         if self._run_id is None:
@@ -100,19 +99,19 @@ class MLFlowLogger(Tables):
 
     @property
     def run_id(self) -> str | None:
-        """The run's id; reading this property begins the run."""
+        """The run's id; a read of this property begins the run."""
         _ = self.experiment
         return self._run_id
 
     @property
     def experiment_id(self) -> str | None:
-        """The id of the experiment; reading this property begins the run."""
+        """The id of the experiment; a read of this property begins the run."""
         _ = self.experiment
         return self._experiment_id
 
     @property
     def name(self) -> str | None:
-        """The experiment's name, and after the run has begun, the experiment's id."""
+        """The experiment's name; after the begin of the run, the experiment's id."""
         return self._experiment_id or self._experiment_name
 
     @property
@@ -124,9 +123,7 @@ class MLFlowLogger(Tables):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Log numbers at ``step``; values that are strings are left out. Characters that MLflow does not allow in names
-        are dropped.
-        """
+        """Log numbers at ``step``; strings are left out. Characters that MLflow does not allow in names are dropped."""
         client, now, rows = self.experiment, int(time.time() * 1000), []
         for name, value in self._named(metrics).items():
             if isinstance(value, str):
@@ -179,9 +176,7 @@ class MLFlowLogger(Tables):
 
     @rank_zero_only
     def finalize(self, status: str = "success") -> None:
-        """Upload the recorded checkpoints, and mark the run as ended. If a value is logged later, the run is
-        reopened.
-        """
+        """Upload the recorded checkpoints, and mark the run as ended. A later value reopens the run."""
         if self._run is None:
             return
         super().finalize(status)

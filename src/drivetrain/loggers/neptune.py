@@ -15,11 +15,11 @@ from drivetrain.loggers._run import RunLogger, array_of, flat, mapping_of
 class NeptuneLogger(RunLogger):
     """Logs to a run of Neptune, through the package neptune 1.x. The service closed in March 2026.
 
-    Creating the logger issues a warning. Use a TrackioLogger, which keeps runs on this machine, or a CSVLogger, a
-    TensorBoardLogger, a WandbLogger, an MLFlowLogger or a CometLogger instead.
+    The constructor warns about this. Use another logger instead, for example a TrackioLogger, which keeps runs on this
+    machine.
 
-    A fit that resumes from a checkpoint continues the run that wrote it, if the checkpoint contains the run's id.
-    Neptune assigns an id only to a run that is online.
+    A resumed fit continues the checkpoint's run, if the checkpoint contains the run's id. Neptune assigns ids only to
+    online runs.
 
     Args:
         api_key: the key; ``None``: the environment variable ``NEPTUNE_API_TOKEN``.
@@ -27,8 +27,8 @@ class NeptuneLogger(RunLogger):
         name: the run's name.
         run: an existing run from ``neptune.init_run``.
         log_model_checkpoints: upload checkpoints.
-        prefix: a name before all names of values, joined to them by a slash.
-        neptune_run_kwargs: passed on to ``neptune.init_run``: ``mode="offline"``, ``tags``, ``with_id``, ...
+        prefix: a text in front of the name of every value, followed by a slash.
+        neptune_run_kwargs: arguments of ``neptune.init_run``: ``mode="offline"``, ``tags``, ``with_id``, ...
 
     Raises:
         ConfigurationError: the package neptune is not installed.
@@ -80,7 +80,7 @@ class NeptuneLogger(RunLogger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Append each number to the series of its name, at ``step``."""
+        """Append each number, at ``step``, to the series with the number's name."""
         for name, value in metrics.items():
             self.experiment[f"{self._folder}{name}"].append(value, step=step)
 
@@ -113,8 +113,8 @@ class NeptuneLogger(RunLogger):
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """Send the remaining data. The run stays open, so that ``trainer.test`` can log to it; Neptune ends it when the
-        program ends.
+        """Send the remaining data. The run stays open, so that ``trainer.test`` can log to the run. Neptune ends the
+        run when the program ends.
         """
         if self._run is not None:
             self._run[f"{self._folder}status"] = status
@@ -125,6 +125,6 @@ def _id_of(run: Any) -> str | None:
     """Return the run's id; ``None`` if the run is offline."""
     try:
         found = run["sys/id"].fetch()
-    except Exception:  # which exception the client raises depends on whether it is offline
+    except Exception:  # an offline run raises an exception of another type
         return None
     return None if found is None else str(found)

@@ -30,33 +30,31 @@ with on_first_use:
 
 
 _WRITER_ARGUMENTS = ("comment", "purge_step", "max_queue", "flush_secs", "filename_suffix")
-"""The arguments of SummaryWriter, except the folder. The arguments are listed here, because importing SummaryWriter to
-read them is slow.
-"""
+"""The arguments of SummaryWriter, except the folder. This list exists because the import of SummaryWriter is slow."""
 
-_RESUMED = ".resumed"  # a part of the names of event files that were written after a run was resumed
+_RESUMED = ".resumed"  # a part of the names of event files that are written after a resume
 
 
 class TensorBoardLogger(FolderLogger):
     """Writes event files and ``hparams.yaml`` into the folder ``<save_dir>/<name>/version_<n>[/<sub_dir>]``.
 
-    A writer with an open file and a thread exists from the first written value until :meth:`finalize`. Values that are
-    logged later, for example in ``trainer.test``, are appended to the same event file. A process that continues the run
-    of another process, for example when a fit resumes, writes its own event file. A fit that resumes with the same
-    ``version`` continues the curves from the checkpoint's step. Later events, whose steps the fit logs again, move to
-    files ``events_replaced.*``. TensorBoard keeps charts with several curves in other folders; there, the new events
-    hide the old ones, which are not moved.
+    From the first value until :meth:`finalize`, a writer with an open file and a thread exists. Later values, for
+    example of ``trainer.test``, are appended to the event file. A new process that continues the run, for example in a
+    resumed fit, writes a new event file. A resumed fit with an equal ``version`` continues the curves at the
+    checkpoint's step. Events after this step move to files ``events_replaced.*``, because the fit logs their steps
+    again. For charts with several curves, TensorBoard uses other folders. In these folders, new events hide old events,
+    and no event is moved.
 
     Args:
         save_dir: the root folder; ``~`` and environment variables are expanded.
-        name: the experiment's folder below ``save_dir``; "" or ``None`` for none.
+        name: the experiment's folder below ``save_dir``; "" or ``None``: no such folder.
         version: a number, a folder name, or ``None`` for the next free number.
         log_graph: record the model's graph when a fit starts, if the model has an ``example_input_array``.
-        default_hp_metric: log ``hp_metric = -1`` together with hyperparameters if no metric is passed, because
-            TensorBoard's table of runs shows only runs with a metric.
-        prefix: prepended to every metric's name, joined by a hyphen.
+        default_hp_metric: log ``hp_metric = -1`` if hyperparameters are logged without a metric, because TensorBoard's
+            table shows only runs with a metric.
+        prefix: a text in front of every metric's name, followed by a hyphen.
         sub_dir: the name of a folder for the files, inside the run's folder.
-        kwargs: passed on to ``torch.utils.tensorboard.SummaryWriter``: ``max_queue``, ``flush_secs``, ...
+        kwargs: arguments of ``torch.utils.tensorboard.SummaryWriter``: ``max_queue``, ``flush_secs``, ...
 
     Raises:
         ConfigurationError: the package tensorboard is not installed, or ``version`` has a wrong type.
@@ -88,18 +86,18 @@ class TensorBoardLogger(FolderLogger):
         self._writer: EventFile | None = None
         self._event_file: str | None = None  # the event file that this process writes
         self._owner = os.getpid()
-        self._sizes: dict[str, int] = {}  # sizes of the run's event files, by name
+        self._sizes: dict[str, int] = {}  # the sizes of the run's event files by name
         self._last: dict[str, int] = {}  # the last step of each curve
-        # for each curve that a resumed fit has not continued yet: the last step in the checkpoint
+        # the last step in the checkpoint, for each curve that a resumed fit has not continued yet
         self._found: dict[str, int] = {}
-        self._resumes_at: dict[str, Any] = {}  # the checkpoint's state, kept until a value is logged
+        self._resumes_at: dict[str, Any] = {}  # the logger's state in the checkpoint, until a value is logged
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_writer": None, "_event_file": None}  # a copy of the logger writes a file of its own
+        return {**self.__dict__, "_writer": None, "_event_file": None}  # a copy of the logger writes its own file
 
     @property
     def sub_dir(self) -> str | None:  # type: ignore[override]  # read-only here
-        """The folder inside the run's folder, as it was passed."""
+        """The argument ``sub_dir``: the name of a folder inside the run's folder."""
         return self._sub_dir
 
     @property
@@ -109,9 +107,9 @@ class TensorBoardLogger(FolderLogger):
 
     @property
     def experiment(self) -> SummaryWriter:
-        """The ``SummaryWriter``, for images, histograms and so on; reading this property opens it.
+        """The ``SummaryWriter``, for images, histograms and so on; a read of this property opens the writer.
 
-        On ranks other than 0, it is an object that ignores every call.
+        On ranks other than 0, this object ignores every call.
         """
         if rank_from_environ() != 0:
             return Nothing()  # type: ignore[return-value]
@@ -134,8 +132,8 @@ class TensorBoardLogger(FolderLogger):
         """Record each number as a scalar; a mapping of numbers becomes several curves in one chart."""
         writer, values = self.experiment, self._named(metrics)
         if step is not None:
-            curves = values.keys() - self._named({"epoch": 0}).keys()  # "epoch" is logged with every curve
-            # a resumed fit logs the values of the checkpoint's step again, which the file already has
+            curves = values.keys() - self._named({"epoch": 0}).keys()  # "epoch" is logged together with each curve
+            # A resumed fit logs the values of the checkpoint's step again. These values are already in the file.
             known = {name for name in curves if step <= self._found.get(name, step - 1)}
             if known and known == curves:
                 return
@@ -158,11 +156,10 @@ class TensorBoardLogger(FolderLogger):
         """Record ``params``, a mapping or a namespace, for the table of runs; nested names are joined by a slash.
 
         Args:
-            params: the hyperparameters; they are added to those of earlier calls, and replace those with the same name.
-                ``None``: only those of earlier calls.
-            metrics: numbers by name, by which runs are compared; a single number without a name is called
-                ``hp_metric``.
-            step: the x position of ``metrics``; 0 by default.
+            params: the hyperparameters, which are merged into the hyperparameters of earlier calls; ``None``: no new
+                hyperparameters.
+            metrics: numbers by name, to compare runs. A single number without a name gets the name ``hp_metric``.
+            step: the position of ``metrics`` on the x axis; 0 by default.
         """
         from torch.utils.tensorboard.summary import hparams
 
@@ -175,20 +172,20 @@ class TensorBoardLogger(FolderLogger):
         if is_result:
             self._found = {name: at for name, at in self._found.items() if name not in self._named(metrics)}
         self.log_metrics(metrics, step or 0)
-        # The parts of SummaryWriter.add_hparams are called here one by one, because that method would create another
-        # run in a folder below this one.
+        # The next lines replace SummaryWriter.add_hparams, which would create another run in a folder below this
+        # folder.
         summaries = hparams(dict(_flat(self.hparams)), self._named(metrics))  # type: ignore[no-untyped-call]
         for summary in summaries:
             file_writer.add_summary(summary)
 
     @rank_zero_only
     def log_graph(self, model: nn.Module, input_array: Tensor | None = None) -> None:
-        """Record the graph of ``model``, traced with ``input_array``, or by default with the model's
+        """Record the graph of ``model``, traced with ``input_array``; the default is the model's
         ``example_input_array``.
 
-        The method does nothing unless the logger was created with ``log_graph=True``. The model is traced in evaluation
-        mode and in the Trainer's precision, without effects on the run
-        (:func:`~drivetrain.module.export.example_pass`). If tracing fails, a warning is issued and there is no graph.
+        The method does nothing unless the logger was created with ``log_graph=True``. The trace uses evaluation mode
+        and the Trainer's precision, and has no effect on the run (see :func:`~drivetrain.module.export.example_pass`).
+        If the trace fails, the method warns and records no graph.
         """
         if not self._log_graph:
             return
@@ -200,16 +197,16 @@ class TensorBoardLogger(FolderLogger):
                 )
                 return
             args, kwargs = inputs
-            # A module without a Trainer is replaced by a copy, because torch's tracer reads every attribute, and
-            # ``trainer`` would raise.
+            # A module without a Trainer is replaced by a copy: torch's tracer reads every attribute, and a read of
+            # ``trainer`` would raise an error.
             traced = model if getattr(model, "_trainer", None) is not None else detached(model)
             if kwargs:
                 traced, args = _ByName(traced, list(kwargs)), tuple(kwargs.values())
             try:
                 with warnings.catch_warnings():
-                    # torch deprecates its tracer, but its own add_graph calls it
+                    # Ignore torch's warning: the tracer is deprecated, but torch's own add_graph calls the tracer.
                     warnings.filterwarnings("ignore", ".torch.jit.* is deprecated")
-                    # not strict, because strict tracing does not support a dictionary as output
+                    # Strict tracing does not support a dictionary as output.
                     self.experiment.add_graph(traced, args, use_strict_trace=False)
             except Exception as error:
                 rank_zero_warn(
@@ -225,8 +222,8 @@ class TensorBoardLogger(FolderLogger):
         return {**self._place(), **(self._resumes_at or {"files": dict(self._sizes), "last": dict(self._last)})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue the event files of ``state``, if the folder has them. Later events in these files are moved away
-        when the next value is logged.
+        """Continue the event files in ``state``, if the folder contains these files. When the next value is logged,
+        later events in these files are moved to other files.
         """
         if (state["files"] and not self.numbers_runs) or self._continues:
             self._resumes_at = {name: {**state[name]} for name in ("files", "last")}
@@ -236,13 +233,11 @@ class TensorBoardLogger(FolderLogger):
         if self._writer is not None:
             self._writer.flush()
         if self._event_file is not None:
-            with contextlib.suppress(OSError):  # it was deleted
+            with contextlib.suppress(OSError):  # the file was deleted
                 self._sizes[os.path.basename(self._event_file)] = os.path.getsize(self._event_file)
 
     def _take_events_back(self) -> None:
-        """Shorten each event file to the size that the checkpoint has recorded for it, and move the later events to
-        another file.
-        """
+        """Cut each event file to its size in the checkpoint, and move later events to another file."""
         state, self._resumes_at = self._resumes_at, {}
         if self._writer is not None:
             self._writer.close()
@@ -251,11 +246,11 @@ class TensorBoardLogger(FolderLogger):
         with contextlib.suppress(FileNotFoundError):
             names = files.names(self.log_dir)
         if not (state["files"].keys() & set(names) or self._continues):
-            return  # another folder
+            return  # the state is for another folder
         self._sizes, self._last, self._found = state["files"], state["last"], dict(state["last"])
         for name in names:
-            # files that other processes wrote after they had resumed from this checkpoint or a later one, or all event
-            # files of the run, if it had none when the checkpoint was saved
+            # Processes that resumed from this checkpoint or a later checkpoint have written files with this name. If
+            # the run had no event file at the time of the checkpoint, all event files are later files.
             is_later = name.startswith("events.out.") and (_RESUMED in name or not self._sizes)
             size = self._sizes.get(name, 0 if is_later else None)
             if size is not None:
@@ -267,7 +262,7 @@ class TensorBoardLogger(FolderLogger):
         with open(path, "r+b") as file:
             file.seek(size)
             if behind := file.read():
-                # TensorBoard does not read files of this name
+                # TensorBoard does not read files with this name.
                 replaced = f"events_replaced.{name.removeprefix('events.out.tfevents.')}"
                 with open(os.path.join(self._here, replaced), "ab") as other:
                     other.write(behind)
@@ -278,8 +273,8 @@ class TensorBoardLogger(FolderLogger):
         """Write buffered values, and ``hparams.yaml``."""
         self._flush(also_empty=not self.is_undecided)
         if self._writer is None and not self.is_undecided:
-            # save is also called at the start of a fit; looking into the folder raises an error before training if it
-            # is unusable
+            # save() is also called at the start of a fit. If the folder is unusable, this read raises an error before
+            # training.
             self._look_into_folder()
 
     def _flush(self, also_empty: bool = False) -> None:
@@ -291,16 +286,14 @@ class TensorBoardLogger(FolderLogger):
         self._upload()
 
     def _forget_copy(self) -> None:
-        """In a forked process, drop the writer, because its thread does not exist there, and waiting for the thread
-        would hang.
+        """In a forked process, drop the writer: the writer's thread does not exist in this process, and a wait for the
+        thread would hang.
         """
         if self._owner != os.getpid():
             self._writer, self._event_file, self._owner = None, None, os.getpid()
 
     def _forget_deleted(self) -> None:
-        """Close the writer if its event file was deleted, because it would go on writing to the deleted file without an
-        error.
-        """
+        """Close the writer if its event file was deleted; otherwise later values would be lost without an error."""
         if self._event_file is None or os.path.exists(self._event_file):
             return
         rank_zero_warn(
@@ -314,19 +307,19 @@ class TensorBoardLogger(FolderLogger):
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """Write buffered values, and close the writer, which closes its file and ends its thread."""
+        """Write buffered values, and close the writer with its file and its thread."""
         self._flush()
         if self._writer is not None:
             self._writer.close()
             self._writer = None
         if self._mirror is not None:
             self._note_size()
-            self._event_file = None  # the local file is removed after the upload, so the next run writes another file
+            self._event_file = None  # the upload will remove the local file
         self._upload(releases=True)
 
 
 class _ByName(nn.Module):
-    """Wraps a model whose inputs are named, because torch's tracer supports only positional inputs."""
+    """Wraps a model with keyword inputs, because torch's tracer supports only positional inputs."""
 
     def __init__(self, model: nn.Module, names: list[str]) -> None:
         super().__init__()

@@ -13,18 +13,20 @@ from drivetrain.loggers._run import RunLogger, array_of, flat, mapping_of
 
 
 class TrackioLogger(RunLogger):
-    """Logs to a run of Trackio: a database on this machine, whose contents ``trackio show`` shows in a browser.
+    """Logs to a run of Trackio, in a database on this machine.
 
-    The environment variable ``TRACKIO_DIR`` names the database's folder. The variable must be set before trackio is
-    imported. A fit that resumes from a checkpoint continues the run that wrote it.
+    The command ``trackio show`` shows the runs in a browser.
+
+    The environment variable ``TRACKIO_DIR`` names the database's folder. Set the variable before the import of trackio.
+    A resumed fit continues the checkpoint's run.
 
     Args:
-        project: the project; ``None``: the environment variable ``TRACKIO_PROJECT``, or if it is not set,
+        project: the project; ``None``: the environment variable ``TRACKIO_PROJECT``; if the variable is not set,
             "lightning_logs".
-        name: the run's name; if there is a run with this name, it is continued; ``None``: a new run with a name that
-            Trackio chooses.
-        prefix: prepended to every metric's name, joined by a hyphen.
-        kwargs: passed on to ``trackio.init``: ``group``, ``space_id``, ``server_url``, ``auto_log_gpu``, ...
+        name: the run's name; an existing run with this name is continued; ``None``: a new run, whose name Trackio
+            chooses.
+        prefix: a text in front of every metric's name, followed by a hyphen.
+        kwargs: arguments of ``trackio.init``: ``group``, ``space_id``, ``server_url``, ``auto_log_gpu``, ...
 
     Raises:
         ConfigurationError: the package trackio is not installed.
@@ -34,8 +36,7 @@ class TrackioLogger(RunLogger):
         super().__init__(prefix, name, "trackio")
         self._project = project or os.environ.get("TRACKIO_PROJECT", "lightning_logs")
         self._init: dict[str, Any] = {"embed": False, **kwargs}
-        # This dictionary is passed whenever the run is continued, because Trackio then replaces the run's
-        # configuration.
+        # Trackio replaces the run's configuration at each start and each continuation of the run.
         self._init["config"] = dict(kwargs.get("config") or {})
 
     def _begin(self) -> Any:
@@ -52,21 +53,23 @@ class TrackioLogger(RunLogger):
 
     @rank_zero_only
     def log_hyperparams(self, params: Any = None) -> None:
-        """Add ``params``, a mapping or a namespace, to the run's configuration, which Trackio sends together with the
-        first values.
+        """Add ``params``, a mapping or a namespace, to the run's configuration. Trackio sends the configuration with
+        the first values.
         """
         self._init["config"].update(flat(mapping_of(params)))
         self.experiment.config.update(self._init["config"])
 
     @rank_zero_only
     def log_image(self, key: str, images: Sequence[Any], step: int | None = None, **kwargs: Sequence[Any]) -> None:
-        """Log images: tensors, arrays of 8-bit numbers, PIL images or paths; ``caption`` has one entry for each."""
+        """Log images: tensors, arrays of 8-bit numbers, PIL images or paths; ``caption`` has one entry for each
+        image.
+        """
         for image, own in self._each("log_image", key, images, kwargs):
             self.log_metrics({key: trackio.Image(array_of(image), **own)}, step)
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """Write the remaining values. The run stays open, so that ``trainer.test`` can log to it."""
+        """Write the remaining values. The run stays open, so that ``trainer.test`` can log to the run."""
         if self._run is not None:
             self._run.finish()
             self._run = None

@@ -19,13 +19,11 @@ if TYPE_CHECKING:
 
 _STEP = "trainer/global_step"
 _SETTINGS = ("monitor", "mode", "save_last", "save_top_k", "save_weights_only", "_every_n_train_steps")
-"""The arguments of a ModelCheckpoint that are stored with each uploaded checkpoint, under the names that Lightning
-uses.
-"""
+"""The arguments of ModelCheckpoint that are stored with each uploaded checkpoint, by Lightning's names."""
 
 
 class InitArguments(TypedDict, total=False):
-    """The arguments that WandbLogger passes on to ``wandb.init``, for type checkers and for the command line."""
+    """The arguments of ``wandb.init`` that WandbLogger accepts, for type checkers and the command line."""
 
     entity: str | None
     notes: str | None
@@ -52,30 +50,30 @@ class InitArguments(TypedDict, total=False):
 class WandbLogger(Tables):
     """Logs to a run of Weights & Biases.
 
-    The x axis of the curves is ``trainer/global_step``. wandb's own step is not set, because wandb drops rows whose
-    step is lower than an earlier one, as after a resume. A fit that resumes from a checkpoint continues the run that
-    wrote it.
+    The x axis of the curves is ``trainer/global_step``. wandb's own step is not set, because wandb drops rows with a
+    lower step than an earlier row. A resumed fit logs rows with such lower steps. A resumed fit continues the
+    checkpoint's run.
 
     Args:
         name: the run's name.
         save_dir: the folder for wandb's files.
         version: an alias of ``id``.
-        offline: keep the run on this machine; ``wandb sync`` uploads it later.
+        offline: keep the run on this machine; the command ``wandb sync`` uploads the run later.
         dir: an alias of ``save_dir``.
-        id: the id of the run; if there is a run with this id, it is continued.
+        id: the id of the run; an existing run with this id is continued.
         anonymous: log without an account.
-        project: the project; ``None``: the environment variable ``WANDB_PROJECT``, or if it is not set,
+        project: the project; ``None``: the environment variable ``WANDB_PROJECT``; if the variable is not set,
             "lightning_logs".
-        log_model: whether to upload checkpoints: True uploads the checkpoints that are kept at the end of the run,
-            "all" uploads each one after it was written.
+        log_model: whether to upload checkpoints: True uploads, at the end of the run, the checkpoints that still exist;
+            "all" uploads each checkpoint right after the save.
         experiment: an existing run from ``wandb.init``.
-        prefix: prepended to every metric's name, joined by a hyphen.
+        prefix: a text in front of every metric's name, followed by a hyphen.
         checkpoint_name: the name of the artifact with checkpoints; ``None``: ``model-<run id>``.
-        add_file_policy: "mutable" copies a checkpoint before it is uploaded, "immutable" does not.
-        kwargs: passed on to ``wandb.init``: ``entity``, ``tags``, ``group``, ``config``, ...
+        add_file_policy: "mutable" copies each checkpoint before the upload; "immutable" uploads without a copy.
+        kwargs: arguments of ``wandb.init``: ``entity``, ``tags``, ``group``, ``config``, ...
 
     Raises:
-        ConfigurationError: the package wandb is not installed, or ``log_model`` was passed together with ``offline``.
+        ConfigurationError: the package wandb is not installed, or both ``log_model`` and ``offline`` are set.
     """
 
     def __init__(
@@ -216,8 +214,8 @@ class WandbLogger(Tables):
         Args:
             artifact: the artifact's name in wandb, ``entity/project/name:version``.
             save_dir: the target folder; ``None``: wandb's folder.
-            artifact_type: its type.
-            use_artifact: record in the current run, if there is one, that the artifact is used.
+            artifact_type: the artifact's type.
+            use_artifact: if a run exists, record in this run that the artifact is used.
         """
         if wandb.run is not None and use_artifact:
             found = wandb.run.use_artifact(artifact)
@@ -226,12 +224,12 @@ class WandbLogger(Tables):
         return str(found.download(root=None if save_dir is None else os.fspath(save_dir)))
 
     def use_artifact(self, artifact: str, artifact_type: str | None = None) -> Any:
-        """Record in the run that an artifact is used, and return it."""
+        """Record in the run that an artifact is used, and return the artifact."""
         return self.experiment.use_artifact(artifact, type=artifact_type)
 
 
 def _plain(value: Any) -> Any:
-    """Return hyperparameters in the form that wandb accepts: plain data as it is, other values as text."""
+    """Return hyperparameters in the form that wandb accepts: plain data unchanged, other values as text."""
     if isinstance(value, Mapping):
         return {str(key): _plain(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,5 +1,5 @@
-"""The training, evaluation and prediction loops: functions that share the counters of one
-:class:`~drivetrain.loops.progress.Progress`.
+"""The training, evaluation and prediction loops: functions that read and advance the counters of a
+:class:`~drivetrain.loops.progress.Progress` object.
 """
 
 from drivetrain.base.lazy import lazy

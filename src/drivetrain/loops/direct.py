@@ -2,17 +2,16 @@
 
 [Note: what is left out]
 Torch's public methods do more than the computation. ``zero_grad`` and ``step`` open a profiler range, ``step`` looks
-for hooks, ``backward`` checks its arguments. :func:`bind` returns functions that only compute: they clear the gradients
-of the optimizer's parameters, call the autograd engine as ``torch.autograd`` calls it, and run the method ``step`` of
-the optimizer's class under ``no_grad``, without its decorators. Public and direct calls compute tensors that are equal
+for hooks, ``backward`` checks its arguments. The functions that :func:`bind` returns only compute. These functions
+clear the gradients of the optimizer's parameters, call the autograd engine as ``torch.autograd`` does, and run the
+undecorated ``step`` of the optimizer's class under ``no_grad``. Public and direct calls compute tensors that are equal
 bit for bit.
 
-User code cannot observe the difference. :func:`_reason` checks once the conditions that cannot change while a step is
-bound. Each function checks the other conditions in every call, and makes the public call if one of them is not met.
-If a batch makes all three calls, only the first call checks whether a profiler or a mode of torch watches them.
-Before the first step with an optimizer class, :func:`bind` trains a toy model with the public and with the direct
-calls, and compares the results. If the results differ, or torch lacks a private name that the direct calls need, a step
-makes the public calls.
+User code cannot observe the difference. When a step is bound, :func:`_reason` checks the conditions that cannot change
+later. Each direct call checks the remaining conditions, and makes the public call if a condition is not met. Before the
+first step with an optimizer class, :func:`bind` trains two toy models, one with public and one with direct calls, and
+compares the results. A step makes the public calls if the results differ, or if torch lacks a private name that direct
+calls need.
 
 ``DRIVETRAIN_DIRECT_STEP=0`` in the environment makes every step use the public calls.
 """
@@ -48,7 +47,7 @@ from drivetrain.strategies.step import Step as StepVerbs
 from drivetrain.strategies.step import steps_itself
 
 SWITCH = "DRIVETRAIN_DIRECT_STEP"
-"""The environment variable whose value 0 turns direct calls off."""
+"""The name of an environment variable. Its value 0 turns direct calls off."""
 
 _HOOKS = ("backward", "optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping", "clip_gradients")
 _CLIPPING_OF_PRECISIONS = ("clip_gradients", "clip_grad_by_norm", "clip_grad_by_value")
@@ -56,18 +55,18 @@ _CLIPPING_OF_STRATEGIES = {
     "clip_gradients": StepVerbs, "clip_gradients_norm": familiar.Familiar, "clip_gradients_value": familiar.Familiar,
 }  # fmt: skip
 _CLASSES = (each for each in vars(torch.optim).values() if isinstance(each, type) and issubclass(each, Optimizer))
-_KINDS = {*_CLASSES} - {Optimizer, torch.optim.LBFGS, torch.optim.SparseAdam}  # without closures and sparse gradients
-_EQUAL: dict[type[Optimizer], bool] = {}  # class -> whether direct calls train a toy model as public ones do
+_KINDS = {*_CLASSES} - {Optimizer, torch.optim.LBFGS, torch.optim.SparseAdam}  # these need closures or sparse gradients
+_EQUAL: dict[type[Optimizer], bool] = {}  # optimizer class -> whether direct and public calls train a toy model equally
 
 
 Train = Callable[[Tensor | None, bool, bool], None]
-"""``train(loss, clears, steps)`` clears the gradients if ``clears``, computes them from ``loss`` unless it is ``None``,
-and steps the optimizer if ``steps``.
+"""A function of ``loss``, ``clears`` and ``steps``. If ``clears``, the function clears the gradients. If ``loss`` is
+not ``None``, the function computes the gradients of ``loss``. If ``steps``, the function steps the optimizer.
 """
 
 
 class Calls(NamedTuple):
-    """Direct versions of ``zero_grad``, ``backward`` and ``step``: ``train`` makes all three calls, each method one."""
+    """Direct versions of ``zero_grad``, ``backward`` and ``step``: ``train`` can make all three calls."""
 
     train: Train
 
@@ -85,10 +84,10 @@ class Calls(NamedTuple):
 
 def bind(run: Run, optimizer: Optimizer) -> Calls | None:
     """Return the direct calls of a step; ``None`` if the step must make the public calls, for example because user code
-    overrides one of them.
+    overrides ``backward``.
 
-    The function writes its choice and the reason into the run's plan (the list of what the Trainer has decided), and
-    logs them at level DEBUG when they change.
+    The function writes its choice and the reason into the run's plan (the list of the Trainer's decisions). If the
+    choice or the reason has changed, the function also logs both at level DEBUG.
     """
     reason = _reason(run, optimizer)
     choice = "public calls" if reason else "direct calls"
@@ -112,7 +111,9 @@ def bind(run: Run, optimizer: Optimizer) -> Calls | None:
 
 
 def _show(run: Run, decision: Decision) -> bool:
-    """Put ``decision`` into the plan in place of an earlier one on its subject; return whether the plan has changed."""
+    """Put ``decision`` into the plan in place of an earlier decision on that subject; return whether the plan has
+    changed.
+    """
     plan = run.engine.plan
     if decision in plan.decisions:
         return False
@@ -125,7 +126,7 @@ def _show(run: Run, decision: Decision) -> bool:
 
 
 def _reason(run: Run, optimizer: Optimizer) -> str:
-    """Return why a step must make the public calls; "" if it can make direct ones."""
+    """Return why a step must make the public calls; "" if the step can make direct calls."""
     if os.environ.get(SWITCH) == "0":
         return f"{SWITCH} is 0"
     if (missing := _names().missing) is not None:
@@ -134,7 +135,7 @@ def _reason(run: Run, optimizer: Optimizer) -> str:
 
 
 def _overridden(run: Run) -> str:
-    """Return which override of a step's methods or which argument needs the public calls; "" if there is none."""
+    """Return which overridden method or which argument requires the public calls; "" if there is none."""
     strategy, precision = run.engine.strategy, run.engine.precision
     for hook in _HOOKS:
         if owner := run.hooks.overridden(hook):
@@ -155,7 +156,7 @@ def _overridden(run: Run) -> str:
 
 
 def _of_model(run: Run) -> str:
-    """Return how gradients are exchanged, if not by plain DistributedDataParallel; else ""."""
+    """Return which wrapper or hook of the model requires the public calls; "" if there is none."""
     model = run.engine.strategy.model
     if type(model) is DistributedDataParallel:
         return "a communication hook exchanges the gradients" if _comm_hooks(model) else ""
@@ -165,7 +166,7 @@ def _of_model(run: Run) -> str:
 
 
 def _of_optimizer(optimizer: Optimizer) -> str:
-    """Return how ``optimizer`` differs from an unmodified optimizer of torch; "" if it does not."""
+    """Return how ``optimizer`` differs from an unmodified torch optimizer; "" if there is no difference."""
     kind = type(optimizer)
     if kind not in _KINDS:
         return f"{kind.__name__} is not one of torch's optimizers that step without a closure"
@@ -179,7 +180,7 @@ def _of_optimizer(optimizer: Optimizer) -> str:
 
 
 def _of_toy(kind: type[Optimizer]) -> str:
-    """Return why direct calls may compute other numbers; "" if they train a toy model exactly as public calls do."""
+    """Return why direct calls may compute different numbers than public calls; "" if both train a toy model equally."""
     if kind not in _EQUAL:
         if _toys_are_seen():
             return "a profiler, a mode or a hook on all optimizers is active, which would see a toy that is trained"
@@ -193,7 +194,9 @@ def _of_toy(kind: type[Optimizer]) -> str:
 
 
 def _toys_are_seen() -> bool:
-    """Whether a profiler, a mode of torch or a hook on all optimizers would see the training of a toy model."""
+    """Whether a profiler, a torch mode or a hook on all optimizers is active, and would see the training of a toy
+    model.
+    """
     names = _names()
     return bool(names.is_watched() or names.before_steps or names.after_steps)
 
@@ -221,7 +224,7 @@ def _is_schedulers(step: Any, optimizer: Optimizer) -> bool:
 
 
 def _undecorated_step(kind: type[Optimizer]) -> Callable[[Optimizer], Any] | None:
-    """Return the ``step`` of torch's optimizer class without decorators; ``None`` if other code replaced it."""
+    """Return the undecorated ``step`` of torch's optimizer class; ``None`` if other code has replaced ``step``."""
     step: Any = kind.step
     while getattr(step, "__code__", None) in _names().decorators:
         cells = (cell.cell_contents for cell in step.__closure__)
@@ -241,8 +244,8 @@ def _undecorated_step(kind: type[Optimizer]) -> Callable[[Optimizer], Any] | Non
 def _direct(
     optimizer: Optimizer, comm_hooks: list[Any], kernels: Sequence[Kernel] = (), run: Run | None = None
 ) -> Calls:
-    """Return the direct calls of a step. Each makes the public call if a hook, a profiler or a replaced method has
-    appeared later. A direct step itself sets ``kept.stepping``, and does not call the hooks that exist only to set it.
+    """Return the direct calls of a step, which make the public calls if a hook, a profiler or a replaced method
+    appears. A direct step sets ``kept.stepping`` itself, and does not call ``kept.step_hooks``, which only set it.
     """
     names, kept, slot = _names(), KeptStates() if run is None else run.kept, [0] if run is None else run.progress.slot
     is_watched, before_steps, after_steps, ones = names.is_watched, names.before_steps, names.after_steps, names.ones
@@ -253,7 +256,7 @@ def _direct(
     engine: Any = torch.autograd
     of_engine = vars(engine)
     is_grad_enabled, set_grad_enabled = torch.is_grad_enabled, torch_private.set_grad_enabled
-    # torch's function around the engine also passes settings of compiled programs to the threads of accelerators
+    # If there is an accelerator, torch's function around the engine also passes compiler settings to other threads.
     around_engine = None if torch.accelerator.is_available() else names.around_engine
     run_engine, logs_nodes = names.run_engine, names.logger.isEnabledFor
 
@@ -305,7 +308,7 @@ def _direct(
             step_publicly(optimizer)
             return
         if schedulers is not None:
-            own[STEPPED] = True  # a scheduler reads this attribute, and warns if no step has set it
+            own[STEPPED] = True  # torch's scheduler warns if this is not set
         if before:
             kept.stepping = True
         enabled = is_grad_enabled()
@@ -324,7 +327,8 @@ def _direct(
 
 
 def _trains_alike(kind: type[Optimizer]) -> bool:
-    """Whether direct and public calls train a toy model to equal parameters, gradients and optimizer states.
+    """Train one toy model by direct calls and one by public calls. Return whether both have equal parameters, gradients
+    and optimizer states.
 
     The toy model draws no random numbers, so the user's random generators do not change.
     """
@@ -332,7 +336,7 @@ def _trains_alike(kind: type[Optimizer]) -> bool:
         with torch.enable_grad():
             _names().multiplying.update(_multiplying_nodes())
             public, direct = _train_toy(kind, is_direct=False), _train_toy(kind, is_direct=True)
-    except Exception:  # a private function has other arguments in this torch
+    except Exception:  # this torch version's private functions take other arguments
         return False
     return len(public) == len(direct) and all(map(torch.equal, public, direct))
 
@@ -340,7 +344,7 @@ def _trains_alike(kind: type[Optimizer]) -> bool:
 def _train_toy(kind: type[Optimizer], is_direct: bool) -> list[Tensor]:
     values = torch.arange(1.0, 7.0, dtype=torch.float32)
     first, second = nn.Parameter(values.reshape(3, 2) / 4), nn.Parameter(values.reshape(2, 3) / -3)
-    make: Any = kind  # the optimizer is created with the defaults of its class
+    make: Any = kind  # called without options
     optimizer = make([first, second])
 
     def train_publicly(loss: Tensor | None, clears: bool, steps: bool) -> None:
@@ -365,11 +369,10 @@ def _train_toy(kind: type[Optimizer], is_direct: bool) -> list[Tensor]:
 
 
 def _multiplying_nodes() -> set[type]:
-    """Return the types of autograd nodes whose backward pass writes its result into new memory, because it multiplies
-    the incoming gradient.
+    """Return types of autograd nodes whose backward pass multiplies the incoming gradient, and so writes to new memory.
 
-    Other nodes, such as a sum, may return the incoming gradient itself. A parameter's gradient would then share memory
-    with the tensor of ``_Names.ones``, which every batch uses.
+    Other nodes, such as that of ``sum``, may return the incoming gradient itself. If a loss had such a node, a
+    parameter's gradient could share memory with a tensor of ``_Names.ones``, which every batch uses.
     """
     x = torch.full((1, 2), 0.5, dtype=torch.float32, requires_grad=True)
     y = torch.zeros(1, 2, dtype=torch.float32)
@@ -387,14 +390,15 @@ class _Names(NamedTuple):
     """The private names of torch that direct calls need.
 
     Attributes:
-        is_watched: returns whether a profiler, a mode or another observer of the calls or their tensors is active.
-        before_steps, after_steps: the hooks on the steps of all optimizers.
+        is_watched: returns whether a profiler, a torch mode or another observer of calls or tensors is active.
+        before_steps, after_steps: the hooks that torch calls before and after the steps of all optimizers.
         decorators: the code objects of the functions that torch puts around ``step``.
-        ones: for each dtype, the gradient of a loss on the host with respect to itself: the number 1. A step creates a
-            new tensor instead if a hook may change the stored tensor, or has changed it.
-        multiplying: see :func:`_multiplying_nodes`; filled before the first step.
+        ones: for each dtype, a host tensor with the number 1, from which the backward pass starts. If a hook may change
+            or has changed this tensor, a step creates a new tensor.
+        multiplying: the result of :func:`_multiplying_nodes`; empty until the first toy model is trained.
         around_engine: the function that ``torch.autograd`` calls for a backward pass. This function calls
-            ``run_engine``, the autograd engine, and logs the nodes of the graph if ``logger`` has the level DEBUG.
+            ``run_engine``, the autograd engine. If ``logger`` has the level DEBUG, this function also logs the nodes of
+            the graph.
         missing: the first private name that the installed torch lacks; ``None`` if torch has all of them.
     """
 
@@ -412,7 +416,7 @@ class _Names(NamedTuple):
 
 @functools.cache
 def _names() -> _Names:
-    """Look up torch's private names, once in a process."""
+    """Look up torch's private names; cached for the process."""
     try:
         is_watched = torch_private.watching()
         before_steps, after_steps = torch_private.before_all_steps, torch_private.after_all_steps

@@ -1,8 +1,8 @@
 """Create the loaders' iterators as early as Lightning creates them, if the switch ``early_iterators`` of
 ``drivetrain.parity`` is on.
 
-A loader may draw random numbers in ``__iter__``: a DataLoader draws the seed of its workers. With the switch, loaders
-draw these numbers in Lightning's order. Without the switch, nothing here runs.
+A loader may draw random numbers in ``__iter__``: a DataLoader draws the seed of its workers. If the switch is on,
+loaders draw these numbers in Lightning's order. If the switch is off, no function of this module is called.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def start_first_epoch(run: Run) -> None:
 
 
 def start_again(run: Run) -> None:
-    """Create one additional iterator of each reloaded training loader, before ``on_train_epoch_start``, as Lightning
-    does; the epoch does not use these iterators.
+    """Create one additional iterator of each reloaded training loader, before ``on_train_epoch_start``, because
+    Lightning does so. The epoch does not use these iterators.
     """
     loader, num_batches = run.loaders.training(), run.loaders.count_own_training()
     run.loaders.tried.discard("fit")
@@ -51,13 +51,13 @@ def start_evaluation(run: Run, group: str, loaders: list[EvalLoader]) -> None:
 
 
 def _started(loader: Any, takes_first: bool) -> Iterator[Any]:
-    """Return an iterator over ``loader``'s batches; ``takes_first``: fetch the first batch now."""
+    """Return an iterator over ``loader``'s batches; if ``takes_first``, fetch the first batch immediately."""
     source = start_batches(loader)
     return chain(list(islice(source, int(takes_first))), source)
 
 
 def _try_out(run: Run, stage: str, loaders: list[Any]) -> None:
-    """Call ``iter`` of the stage's loaders once in a run, except of DataLoaders, whose ``iter`` is known to work."""
+    """Call ``iter`` on each of the stage's loaders that is no DataLoader, at most once in a run."""
     if stage in run.loaders.tried:
         return
     run.loaders.tried.add(stage)

@@ -26,28 +26,32 @@ from drivetrain.loops.uneven import UnevenInputs
 from drivetrain.module.losses import outputs_for_hooks
 
 Batches = Iterator[tuple[Any, bool]]
-"""Pairs of a batch and whether it is the last one of its epoch."""
+"""Pairs of a batch and a flag: whether this batch is the last of the epoch."""
 
-# Integers, because in Python 3.10 and 3.11 looking up the member of an enumeration is a call.
+# The loop uses integers, because in Python 3.10 and 3.11 each access to an enumeration's member is a function call.
 _FETCH, _BATCH_START, _FORWARD = int(Phase.FETCH), int(Phase.BATCH_START), int(Phase.FORWARD)
 _BATCH_END = int(Phase.BATCH_END)
 
 
 class Bound:
-    """Everything that a batch needs, so that the loop looks up nothing by name during the epoch.
+    """The functions and settings with which :func:`run_batches` trains on a batch, looked up once.
 
-    The loop creates this object when an epoch begins, and a new one when ``run.stale`` is true: the run has changed.
+    An epoch begins with a new object. If ``run.stale`` is true (because code has changed a limit, a callback, a logger
+    or an optimizer), the loop replaces the object before the next batch.
 
     Attributes:
-        finish_window: called after the step, on the last batch of a window (the batches of one optimizer step).
-        windowed: the number of batches in the epoch, so that its last window divides gradients by the number of batches
-            that are left; ``inf``: the last window divides them as a full window does.
-        has_follow_up: a validation, or a scheduler with a monitored value, may follow any batch.
-        has_start: something may happen between the fetch of a batch and its step.
-        accumulates: a window may have several batches.
+        finish_window: called after the step of the last batch of a window (the batches of one optimizer step); or
+            ``None``.
+        windowed: the number of batches in the epoch. If the epoch's last window has fewer batches than a full window,
+            its gradients are divided by its own number of batches. ``inf``: these gradients are divided by the size of
+            a full window.
+        has_follow_up: whether a validation, or the step of a scheduler that monitors a value, may follow a batch.
+        has_start: whether the loop may call a hook, transfer the batch, or handle uneven inputs between the fetch of a
+            batch and its step.
+        accumulates: whether a window may have several batches.
         flushed_window: the index of the next window after which the log is flushed; -1: the log is never flushed.
-        uneven: an :class:`UnevenInputs`, or ``None``. uneven_from: the first batch that may contain fewer samples than
-            on other ranks; ``inf``: none.
+        uneven: an :class:`UnevenInputs`, or ``None``. uneven_from: the index of the first batch in which this rank may
+            have fewer samples than another rank; ``inf``: no batch.
         without_step: callables that receive the step's output after a window without an optimizer step.
     """
 
@@ -66,7 +70,7 @@ class Bound:
         self.module_batch_start = hooks.bind_batch_start()
         self.batch_end = hooks.bind("on_train_batch_end")
         self.accumulate, window = limits.accumulate, run.window
-        self.accumulates = limits.accumulate > 1 or window.batches_done > 0  # a resumed window has done batches
+        self.accumulates = limits.accumulate > 1 or window.batches_done > 0  # a run may resume inside a window
         if not self.accumulates:
             window.size = 1
         batches = run.progress.num_training_batches
@@ -144,7 +148,7 @@ def run_batches(run: Run, batches: Batches, bound: Bound) -> None:
             bound.flushed_window += bound.log_every
         for hook in bound.batch_end:
             hook(outputs_for_hooks(output), batch, batch_idx)
-        if run.stop is not None:  # another thread sets ``run.stop``
+        if run.stop is not None:  # a signal or another thread may have set ``run.stop``
             run.stop.at_batch_end()
         if progress.loss_wanted:  # a progress bar's thread sets ``loss_wanted``
             read_loss(run, output)
@@ -166,11 +170,11 @@ def run_batches(run: Run, batches: Batches, bound: Bound) -> None:
 
 
 def read_loss(run: Run, output: Any) -> None:
-    """Read the loss from a step's ``output`` for a progress bar to which the module logs no values."""
+    """Show the loss in ``output`` (the step's result) in the progress bar, unless the module logs values to the bar."""
     loss, number = outputs_for_hooks(output).get("loss"), None
     logs = any(each.prog_bar for each in run.book.logged("train"))
     if isinstance(loss, Tensor) and loss.numel() == 1 and not logs:
-        with suppress(RuntimeError):  # a device may raise if a program waits for it
+        with suppress(RuntimeError):  # reading a value from a device may raise
             number = loss.item()
     run.progress.show_loss(number)
 
@@ -178,8 +182,8 @@ def read_loss(run: Run, output: Any) -> None:
 def after_batch(run: Run, bound: Bound) -> None:
     """Finish a batch: flush the log, validate, step the schedulers that monitor a value.
 
-    An exception may come at any point: ``progress.phase`` and ``progress.flush_due`` record which of these actions are
-    done. A run that resumes from a checkpoint saved at such a point skips the actions that are done.
+    ``progress.phase`` and ``progress.flush_due`` record which actions are done. If an exception interrupts this
+    function, and a callback then saves a checkpoint, the resumed run skips the actions that are done.
     """
     progress, window = run.progress, run.window
     phase = progress.phase
@@ -189,7 +193,7 @@ def after_batch(run: Run, bound: Bound) -> None:
         try:
             run.publish(run.book.agree_on_steps(rows), progress.logger_step)
         except BaseException:
-            run.book.put_back(rows)  # these values are not logged yet: a checkpoint saved now must contain them
+            run.book.put_back(rows)  # not logged yet: a checkpoint must contain these values
             raise
         run.agree_to_stop()
         progress.flush_due = False
@@ -200,17 +204,19 @@ def after_batch(run: Run, bound: Bound) -> None:
         and (phase is Phase.VALIDATION_DUE or validation_due(run, bound.validate_every, progress.is_last_batch))
     )
     if validates:
-        run.hooks.notify("before_validation")  # called before the validation frees the batch and its gradients
+        run.hooks.notify("before_validation")  # the validation frees the batch and its gradients
         validate(run, only_stops(run, bound.validate_every, progress.is_last_batch))
     if window.batches_done == 0 and progress.stepped and bound.schedules.step_plateau:
         bound.schedules.advance_step(bound.schedules.step_plateau)
     progress.enter(Phase.FETCH)
     if validates and window.batches_done > 0 and bound.keep_start is not None:
-        bound.keep_start()  # a run that resumed at the earlier start of this window would validate again
+        bound.keep_start()  # a run that resumes must not validate again
 
 
 def validates_late(run: Run) -> bool:
-    """Whether a validation that is due now must wait for the epoch's end hooks, because no training batch follows."""
+    """Whether a validation that is due now must wait until the epoch's end hooks have run, because no training batch
+    follows.
+    """
     progress = run.progress
     return run.validates_last and (progress.is_last_batch or (progress.should_stop and run.may_stop()))
 
@@ -228,15 +234,15 @@ def validate_late(run: Run) -> None:
 def validate(run: Run, extra: bool) -> None:
     """Validate inside a fit.
 
-    ``extra``: this validation only runs because of a request to stop. A run without that request would not validate
-    here, and would draw no random numbers for it. So the random generators are restored after the validation.
+    ``extra``: this validation only runs because of a request to stop. Without the request, no validation would draw
+    random numbers here. An extra validation therefore restores the random generators at its end.
     """
     progress = run.progress
     run.kept.before_validation = validation_start(run)
     progress.enter(Phase.VALIDATION_DUE)
     if not run.holds_gradients:
         run.hooks.call_method("on_validation_model_zero_grad")
-    run.book.refresh()  # callbacks may read the training batch's logged values during validation
+    run.book.refresh()  # callbacks may read the logged training values
     if run.loaders.reload("validate", run.limits.reload_every):
         run.loaders.tried.discard("validate")
     loaders = run.loaders.evaluation("validate")
@@ -251,8 +257,8 @@ def validate(run: Run, extra: bool) -> None:
 
 @contextmanager
 def draws_undone(run: Run, loaders: Sequence[Any]) -> Iterator[None]:
-    """Context that restores the random generators at its end. A checkpoint saved inside the context contains the states
-    that will be restored.
+    """Context that restores the random generators at its end. A checkpoint saved inside the context contains the
+    generators' states from before the context.
     """
     new = [part for loader in loaders for part in parts_of(loader) if kept_iterator(part) is None]
     run.kept.draws_undone = True
@@ -267,7 +273,7 @@ def draws_undone(run: Run, loaders: Sequence[Any]) -> Iterator[None]:
 
 
 def batches_and_step(run: Run, loader: Any, resumed: Resumed | None = None) -> tuple[Batches, Bound]:
-    """Return the batches of a new epoch, or the remaining ones of a resumed epoch, and the bound step."""
+    """Return the batches of a new epoch, or the remaining batches of a resumed epoch, and a :class:`Bound` object."""
     batches = _batches(run, loader, resumed)
     if run.hooks.spans is not None:
         batches = run.hooks.spans.batches("train", batches)
@@ -289,7 +295,7 @@ def _batches(run: Run, loader: Any, resumed: Resumed | None) -> Batches:
     counts = [count for count, *_ in asked]
     check_counts(counts, "training")
     longest = max(counts)
-    run.progress.expect_batches(longest)  # the ranks may have different numbers of batches
+    run.progress.expect_batches(longest)  # ranks may have different numbers of batches
     if resumed is not None and longest == ENDLESS:
         raise CheckpointError(
             "The checkpoint was saved in the middle of an epoch, by one of several processes whose loader has no "

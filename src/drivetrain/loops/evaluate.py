@@ -33,7 +33,7 @@ Stage = Literal["validate", "test", "predict", "sanity_check"]
 
 
 class _Kind(NamedTuple):
-    """The properties of a stage: its name in the log, the word in its hooks' names, and the first of its phases."""
+    """The properties of a stage: its name in the log, the word in the names of its hooks, and its first phase."""
 
     group: str
     word: str
@@ -47,13 +47,12 @@ _KINDS: dict[str, _Kind] = {
     "test": _Kind("test", "test", Phase.TEST_START),
     "predict": _Kind("predict", "predict", Phase.PREDICT_START),
 }
-_NOTHING = object()  # in place of an output, if this rank has no samples in the last global batch
-_READ_AT = 64  # number of batches whose per-step values are kept on the device and then read together
+_NOTHING = object()  # in place of an output, if a rank has no samples in the last global batch
+_READ_AT = 64  # per-step values are read from the device every 64 batches
 
 
 class Sink:
-    """Receives the outputs of the steps of one evaluation loader. This base class, which a sanity check uses, discards
-    the outputs.
+    """Receives the outputs of the evaluation steps over one loader; this base class discards them.
 
     Attributes:
         loader: the object to iterate over: the evaluation loader, or a wrapper that records indices.
@@ -63,12 +62,13 @@ class Sink:
         self.loader = loader
 
     def take(self, keeps: bool) -> None:
-        """Called in a prediction when a batch was fetched, before its hooks; ``keeps``: its outputs will be kept."""
+        """Called in a prediction before a batch's hooks; ``keeps``: the batch's outputs will be kept."""
 
     def write(self, batch_idx: int, outputs: Any, repeated: bool) -> None:
-        """Called after the hooks of a batch. All ranks call it equally often.
+        """Called after the hooks of a batch. All ranks make equally many calls.
 
-        ``repeated``: this rank had no batch left, and repeated its last one, whose outputs do not count.
+        ``repeated``: this rank had no batch left. The rank repeated its last batch, and the repeated batch's outputs do
+        not count.
         """
 
     def close(self) -> None:
@@ -76,18 +76,18 @@ class Sink:
 
 
 class _StepValues(Sink):
-    """Collects logged per-step values, reads them from the device at intervals, and logs each at its own step."""
+    """Collects logged per-step values, reads them at intervals, and logs each value at its step."""
 
     def __init__(self, run: Run, group: str, loader: Any, dataloader_idx: int) -> None:
         super().__init__(loader)
         self._run, self._group, self._dataloader_idx = run, group, dataloader_idx
         self._first_step = run.progress.eval_steps_of(group, dataloader_idx)
-        self._rows: list[tuple[int, list[Row]]] = []  # rows that were not yet read from the device
+        self._rows: list[tuple[int, list[Row]]] = []  # pairs of a step and its rows, not yet read from the device
 
     def write(self, batch_idx: int, outputs: Any, repeated: bool) -> None:
         if values := self._run.book.step_values(self._group):
             self._rows.append((self._first_step + batch_idx, values))
-        if (batch_idx + 1) % _READ_AT == 0:  # ranks have equally many batches, but maybe not equally many rows
+        if (batch_idx + 1) % _READ_AT == 0:  # ranks have equally many batches
             self._publish()
 
     def close(self) -> None:
@@ -108,7 +108,7 @@ class _StepValues(Sink):
 
 
 class _Outputs(Sink):
-    """Collects the outputs of prediction steps in host memory, and their samples' indices if a callback needs them."""
+    """Collects prediction outputs in host memory; also the samples' indices, if a callback needs the indices."""
 
     def __init__(self, predictions: Predictions, loader: Any, pins: bool) -> None:
         self._recorded = RecordedIndices(loader, pins) if predictions.records else None
@@ -136,8 +136,8 @@ class Predictions:
     Attributes:
         keeps: whether the caller wants the outputs returned.
         outputs: one list per loader, one entry per batch.
-        batch_indices: the sample indices of each batch, in the same form as ``outputs``; empty lists unless
-            ``records``.
+        batch_indices: one list per loader, with the sample indices of each batch; with empty lists if ``records`` is
+            false.
         records: whether a callback needs ``batch_indices``.
     """
 
@@ -154,7 +154,7 @@ class Predictions:
 
     @property
     def result(self) -> list[Any]:
-        """The result of ``predict``: a list of outputs with one loader, a list of such lists with several loaders."""
+        """The result of ``predict``. With one loader: a list of outputs. With several loaders: a list of such lists."""
         return self.outputs[0] if len(self.outputs) == 1 else self.outputs
 
 
@@ -166,7 +166,7 @@ def predict(run: Run, predictions: Predictions) -> list[Any]:
         return []
     strategy = run.engine.strategy
     if strategy.facts.is_distributed:
-        if 0 in strategy.data.ranks:  # other groups of ranks have the data and outputs of this group
+        if 0 in strategy.data.ranks:  # each group of ranks predicts the same data: one is enough
             everyones = strategy.data.gather_objects(predictions.outputs)
             predictions.outputs = [_in_order(parts) for parts in zip(*everyones, strict=True)]
         if not strategy.is_global_zero:
@@ -175,7 +175,7 @@ def predict(run: Run, predictions: Predictions) -> list[Any]:
 
 
 def _in_order(parts: Sequence[list[Any]]) -> list[Any]:
-    """Merge the ranks' outputs of one loader in the order of the data: by global batch, and inside it by rank."""
+    """Merge the ranks' outputs of one loader in the order of the data: ordered by global batch, then by rank."""
     rounds = itertools.zip_longest(*parts, fillvalue=_NOTHING)
     return [output for outputs in rounds for output in outputs if output is not _NOTHING]
 
@@ -189,10 +189,10 @@ def evaluate(
         run: the run to evaluate.
         stage: determines which hooks and which step run. A sanity check runs the hooks and the step of validation, and
             discards the logged values.
-        loaders: the loaders, evaluated in this order, with one pass over each.
+        loaders: the loaders, each evaluated in one pass, in this order.
         predictions: collects the outputs of the steps.
 
-    Returns: One dictionary of epoch metrics per loader; each also contains the values that epoch hooks log.
+    Returns: One dictionary of epoch metrics per loader. Each dictionary also contains the values that epoch hooks log.
     """
     progress, kind = run.progress, _KINDS[stage]
     agree_on_counts(run, stage, loaders)
@@ -203,7 +203,7 @@ def evaluate(
         return []
     run.hooks.check_takes_index(kind.word, several=len(loaders) > 1)
     progress.enter(kind.start)
-    progress.begin_evaluation_of(loaders[0].num_batches)  # so that a progress bar has the number in the first hook
+    progress.begin_evaluation_of(loaders[0].num_batches)  # for progress bars
     in_fit = progress.fn == "fit"
     own_train = None if stage == "predict" else run.hooks.bind_method(f"on_{kind.word}_model_train")
     modules, model = set(run.module.modules()), run.engine.strategy.model
@@ -219,7 +219,7 @@ def evaluate(
                 own_train()
         finally:
             for module, training in modes.items():
-                module.training = training  # not train(), which would give all submodules the same mode
+                module.training = training  # module.train() would also set all submodules
     several = len(loaders) > 1
     return [
         {row.name: row.value for row in rows if row.entry.dataloader_idx in (None, index if several else None)}
@@ -228,10 +228,10 @@ def evaluate(
 
 
 def agree_on_counts(run: Run, stage: Stage, loaders: Sequence[EvalLoader]) -> None:
-    """Exchange the ranks' numbers of batches; all ranks must call it. With one process it does nothing.
+    """Exchange the ranks' numbers of batches. All ranks must call this function. With one process, it does nothing.
 
     Raises:
-        ConfigurationError: a loader has no batch on some ranks, and batches on others; raised on all ranks.
+        ConfigurationError: a loader has batches on some ranks, and no batch on other ranks. All ranks raise the error.
     """
     if run.window.gather is None:
         return
@@ -262,7 +262,7 @@ def _evaluate_loaders(run: Run, stage: Stage, loaders: list[EvalLoader], predict
     for index, loader in enumerate(loaders):
         _evaluate_loader(run, stage, loader, index if len(loaders) > 1 else None, predictions)
     book.leave_batch()
-    book.agree_on_epoch(group)  # callbacks read the values of all ranks in the next hook, which may log more
+    book.agree_on_epoch(group)  # callbacks may read all ranks' values in the next hook
     book.end_epoch()
     hooks.call(f"on_{word}_epoch_end")
     book.agree_on_epoch(group)
@@ -271,11 +271,11 @@ def _evaluate_loaders(run: Run, stage: Stage, loaders: list[EvalLoader], predict
     rows: list[Row] = []
     if stage != "sanity_check":
         in_fit = progress.fn == "fit"
-        between_steps = not in_fit or run.window.batches_done > 0  # then log at the next step
+        between_steps = not in_fit or run.window.batches_done > 0  # if between steps, log at the next step
         step = progress.stepped_batches if between_steps else progress.logger_step
         rows = run.publish(book.epoch_values(group), step, read_all=not in_fit)
     book.reset(group)
-    progress.enter(Phase(start + 3))  # a fit resumed from a checkpoint saved after this line does not repeat the stage
+    progress.enter(Phase(start + 3))  # runs that resume from here on do not repeat the stage
     hooks.call(f"on_{word}_end")
     return rows
 
@@ -283,7 +283,7 @@ def _evaluate_loaders(run: Run, stage: Stage, loaders: list[EvalLoader], predict
 def _evaluate_loader(
     run: Run, stage: Stage, source: EvalLoader, index: int | None, predictions: Predictions | None
 ) -> None:
-    """Evaluate one loader. ``index`` is the loader's number if there are several loaders, else ``None``."""
+    """Evaluate one loader. ``index``: the loader's number if there are several loaders, else ``None``."""
     hooks, book, progress, slot = run.hooks, run.book, run.progress, run.progress.slot
     group, word, start = _KINDS[stage]
     fetch, work = int(start) + 1, int(start) + 2
@@ -337,7 +337,7 @@ def _evaluate_loader(
         if uneven is not None and batch_idx >= uneven_from:
             uneven.end()
         sink.write(batch_idx, outputs, repeated)
-        if run.stop is not None:  # another thread sets ``run.stop``
+        if run.stop is not None:  # a signal or another thread may have set ``run.stop``
             run.stop.at_batch_end()
         slot[0] = fetch
     if progress.eval_batch_idx < 0 and source.num_batches:
@@ -353,7 +353,9 @@ def _evaluate_loader(
 def bind_eval_step(
     run: Run, stage: Stage, index: int | None, batches: Iterator[tuple[Any, bool]]
 ) -> Callable[[Any, int], Any]:
-    """Return the stage's step with the arguments that its signature accepts."""
+    """Return a function of a batch and its index that calls the stage's step with the arguments that the step
+    accepts.
+    """
     name = f"{_KINDS[stage].word}_step"
     fn = getattr(run.module, name)
     if not callable(fn):
@@ -403,7 +405,7 @@ def validates_in(run: Run, epoch: int) -> bool:
 
 
 def validation_due(run: Run, every: float, is_last: bool) -> bool:
-    """Whether validation follows the batch that has just ended, in an epoch with validation."""
+    """Whether a validation follows the batch that has just ended; called only in epochs in which the run validates."""
     progress = run.progress
     if progress.should_stop and run.may_stop():
         return True
@@ -413,7 +415,9 @@ def validation_due(run: Run, every: float, is_last: bool) -> bool:
 
 
 def only_stops(run: Run, every: float, is_last: bool) -> bool:
-    """Whether validation is due only because of a request to stop, made in this run or in the run that it resumes."""
+    """Whether validation is due only because of a request to stop. The request may be stored in the resumed
+    checkpoint.
+    """
     if run.limits.val_check_seconds is not None:
         return run.progress.should_stop
     return not _interval_ends(run, every, is_last)

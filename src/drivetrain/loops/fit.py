@@ -59,12 +59,12 @@ def fit(run: Run) -> None:
 
 
 def _prepare(run: Run) -> None:
-    """Run the sanity check, create the training loader, and check the arguments that depend on its length."""
+    """Run the sanity check, create the training loader, and check the arguments that depend on the loader's length."""
     progress, limits = run.progress, run.limits
     if run.kept.saves_on_exception:
         run.hooks.completes = frozenset({"on_train_batch_end", "on_validation_end", "on_train_epoch_end"})
     if run.restart is not None:
-        run.agree_to_stop()  # a callback may have repeated the request to stop that it made before the checkpoint
+        run.agree_to_stop()  # a callback may repeat a request to stop from before the checkpoint
         run.loaders.restore_ages(run.restart.get("loaders", {}))
     sanity_check(run)
     restore_validation_loaders(run)
@@ -98,9 +98,9 @@ def _end_epoch(run: Run) -> None:
     stopped = progress.global_step >= run.limits.max_steps or progress.should_stop
     cut = stopped and not progress.is_last_batch
     ended_at_last = progress.is_last_batch and progress.batches_done > progress.batch_idx
-    if not (ended_at_last or cut):  # no batch was the last: a hook returned -1, or the loader has a wrong length
+    if not (ended_at_last or cut):  # no batch was marked as the last: a hook returned -1, or the loader ended early
         schedules.advance(schedules.epoch, progress.current_epoch + 1)
-    book.agree_on_epoch("train")  # callbacks read the values of all ranks in the next hook, which may log more
+    book.agree_on_epoch("train")  # callbacks may read all ranks' values in the next hook
     progress.end_epoch(cut)
     book.end_epoch()
     run.hooks.call("on_train_epoch_end")
@@ -109,9 +109,9 @@ def _end_epoch(run: Run) -> None:
 def _close_epoch(run: Run) -> None:
     """Finish an epoch after its end hooks, which may have saved a checkpoint.
 
-    A run that resumes from this checkpoint calls this function again. It logs the epoch's values again, even if the
-    earlier run has logged them: a duplicate row is better than a missing one. The schedulers step last: if something
-    failed after their step, the resumed run would step them a second time.
+    A run that resumes from this checkpoint calls this function again. The function then logs the epoch's values again,
+    even if the earlier run has logged them: a duplicate row is better than a missing row. The schedulers step last,
+    because an exception after their step would make the resumed run step them twice.
     """
     progress, book = run.progress, run.book
     if run.validates_last:
@@ -121,10 +121,11 @@ def _close_epoch(run: Run) -> None:
     book.refresh()
     run.publish(rows := book.epoch_values("train"), progress.logger_step)
     rest, final = book.step_values("train"), {row.name for row in rows if row.entry.to_bar}
-    # The bar shows these values even in an epoch without a flush; it prefers an epoch's value to a step's.
+    # The progress bar shows these values even if no log flush was due. If a name also has a value for the epoch, the
+    # bar shows the epoch's value.
     book.read([row for row in rest if row.entry.to_bar and row.name not in final])
     run.hooks.notify("values_left", rest)
-    if not progress.epoch_cut:  # else a resumed run may complete the epoch
+    if not progress.epoch_cut:  # a resumed run may complete a cut epoch
         schedules = Schedules(run)
         schedules.advance(schedules.epoch_plateau, progress.current_epoch + 1)
         if run.settings.fast_dev_run:
@@ -132,11 +133,11 @@ def _close_epoch(run: Run) -> None:
     book.reset("train")
     progress.close_epoch()
     if run.limits.train_batches == 0:
-        progress.expect_batches(0)  # code has set the limit to 0 during the epoch: no further epoch follows
+        progress.expect_batches(0)  # user code has set the limit to 0 during the epoch: no epoch follows
 
 
 def _check_batches(run: Run) -> None:
-    """Check that training has not ended because the loader has no batches.
+    """Raise if training has ended because the loader has no batches.
 
     Raises:
         ConfigurationError: the training loader has no batches.

@@ -1,5 +1,5 @@
-"""Read a training's ledger (the file in which its runs record times); report on what the runs spent their time, and how
-often they should save.
+"""Read a ledger (the file in which the runs of a training record times), and report how the runs spent their time and
+how often a run should save.
 """
 
 from __future__ import annotations
@@ -17,23 +17,25 @@ from drivetrain.errors import number_of
 
 NAME = "ledger.jsonl"
 VERSION = 1
-"""The version of a record's layout. :func:`read` skips records of another version, and counts them."""
+"""The version of a record's layout. :func:`read` skips and counts records of another version."""
 
 PARTS = ("step", "data", "validation", "save", "start")
 """The parts of a run's time. A :class:`Report` has two more: "lost" and "idle"."""
 
 WITHOUT_FAILURE_S = 600.0
-"""Until the first failure, the mean time between failures is taken to be the running time plus these seconds."""
+"""Before the first failure, the running time plus these seconds is the estimate of the mean time between failures."""
 
 FIRST_SAVE_S = 1.0
-"""The training time before the first save. This time is short, because only a save shows how long a save takes."""
+"""The seconds of training before the first save. The number is small, because the duration of a save is unknown until
+then.
+"""
 
-_WORK = PARTS[:-1]  # the time of these parts is lost if the next run has to repeat the work
-_LONGEST_S = 1e12  # below this limit, sums stay finite
+_WORK = PARTS[:-1]  # this time is lost if the next run has to repeat the work
+_LONGEST_S = 1e12  # a limit, so that sums stay finite
 
 
 def _seconds(value: Any, place: str = "") -> float:
-    """Return ``value``, or raise if it is no finite number of seconds: Python reads NaN and infinity from JSON."""
+    """Return ``value``; raise unless it is a finite number, because Python's JSON parser accepts NaN and infinity."""
     if not abs(number(value, place)) < _LONGEST_S:
         raise WrongForm(place, f"is {value}, and a number of seconds is expected")
     return float(value)
@@ -48,21 +50,21 @@ Record = dict[str, Any]
 
 @dataclass
 class Report:
-    """Where the wall time of a training went, from the start of its first run to the last record.
+    """How the runs of a training spent the wall time, from the start of the first run to the last record.
 
     Attributes:
         seconds: the seconds of each part. "step": training steps that count, with their hooks and logging; "data":
-            waiting for a batch; "validation"; "save": waiting for checkpoints; "start": the time
-            after the last epoch, and the time from the start of the process to the first batch that is in no other
-            part; "lost": the work after the step at which the next run resumed; "idle": between two runs.
-        wall_s: the wall time in seconds. The parts add up to it.
+            waiting for a batch; "validation"; "save": waiting for checkpoints; "start": the set-up before the first
+            batch, and the time after the last epoch; "lost": the work after the step at which the next run resumed;
+            "idle": between two runs.
+        wall_s: the wall time in seconds. The parts add up to this time.
         runs: the number of runs.
-        failures: runs that an exception or a kill has ended. The last run does not count if its end is not recorded,
-            because it may be running.
-        open: the last run is still running, or was killed.
+        failures: the number of runs that an exception or a kill has ended. If the end of the last run is not recorded,
+            that run does not count, because it may still be running.
+        open: whether the last run is still running, or was killed.
         saves, save_s: the number of saves and their seconds, including saves whose time is lost.
-        overlaps: runs that began before the previous run's last record, because two programs write to one ledger.
-        unread: lines that could not be read, and records of another version.
+        overlaps: the number of runs that began before the previous run's last record: two programs write to one ledger.
+        unread: the number of lines that could not be read, and of records of another version.
     """
 
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys((*PARTS, "lost", "idle"), 0.0))
@@ -82,13 +84,13 @@ class Report:
 
     @property
     def failure_interval_s(self) -> float:
-        """The mean time between failures in seconds, without the time between runs."""
+        """The mean running time between failures in seconds; the time between two runs does not count."""
         running_s = self.wall_s - self.seconds["idle"]
         return running_s / self.failures if self.failures else running_s + WITHOUT_FAILURE_S
 
     @property
     def save_interval_s(self) -> float:
-        """How many seconds after a save the next one should begin: see :func:`best_interval_s`."""
+        """The number of seconds that should pass between two saves: see :func:`best_interval_s`."""
         return best_interval_s(self.save_s / self.saves, self.failure_interval_s) if self.saves else FIRST_SAVE_S
 
     def line(self) -> str:
@@ -98,7 +100,7 @@ class Report:
         return f"Goodput {self.goodput:.1%} of {self.wall_s:.0f} s in {runs}: {', '.join(shares)}."
 
     def notes(self) -> list[str]:
-        """Return sentences that say what the figures do not contain."""
+        """Return sentences about missing or doubtful records."""
         found = ["The last run has not ended, or was killed."] if self.open else []
         if self.unread:
             found.append(f"Lines left out, because they are cut or of another version: {self.unread}.")
@@ -118,10 +120,10 @@ class _Run:
         self.counts: dict[str, float] = dict(self.last["parts"])
 
     def keep_until(self, step: int, saved: bool) -> None:
-        """Count only the work up to ``step``, from which a later run continues; -1: count no work.
+        """Count only the work up to ``step``, because a later run repeats the work after ``step``; -1: count no work.
 
-        ``saved``: the later run continues from that step's checkpoint; otherwise it continues from the state that the
-        same Trainer had in memory after the step.
+        ``saved``: whether the later run resumes from a checkpoint of ``step``. Otherwise the later run belongs to the
+        same Trainer, and continues from the Trainer's state after ``step``.
         """
         kept = self._parts_at(step, saved)
         self.counts.update({name: min(self.counts[name], kept[name]) for name in _WORK})
@@ -145,12 +147,12 @@ class _Run:
 
 
 def read(path: str | os.PathLike[str]) -> tuple[list[Record], int]:
-    """Return the records of a ledger, and the number of its lines that are no records of this version.
+    """Return the records of a ledger, and the number of lines that are not records of this version.
 
     A kill or a full disk may leave an incomplete line.
 
     Raises:
-        OSError: there is no such file, or it cannot be read.
+        OSError: the file does not exist or cannot be read.
     """
     records, unread = list[Record](), 0
     for line in filter(None, files.read(path).split(b"\n")):
@@ -167,10 +169,10 @@ def read(path: str | os.PathLike[str]) -> tuple[list[Record], int]:
 def account(records: Iterable[Record], unread: int = 0) -> Report:
     """Return the report of the newest training in a ledger.
 
-    A run continues the training of the previous run if it resumes from a checkpoint, or if its first step is not 0
-    because its Trainer has trained before. The previous run's work after the checkpoint or that step is lost. A run
-    that starts at step 0 without a checkpoint is a new training if the previous run has finished. Otherwise it repeats
-    the previous run's work, which is lost.
+    A run continues the previous run's training in two cases: the run resumes from a checkpoint, or the Trainer has
+    trained before, so that the run's first step is not 0. The previous run's work after that checkpoint or step is
+    lost. A run that starts at step 0 without a checkpoint is a new training if the previous run has finished. If the
+    previous run has not finished, the new run repeats the previous run's work, which is lost.
     """
     by_run: dict[str, list[Record]] = {}
     for record in records:
@@ -198,7 +200,7 @@ def _sum(runs: list[_Run], unread: int) -> Report:
             seconds["lost"] += run.last["parts"][name] - run.counts[name]
         gap = run.began - runs[index - 1].ended if index else 0.0
         seconds["idle"] += max(0.0, gap)
-        report.overlaps += gap < -1.0  # smaller gaps are differences between the clocks of two machines
+        report.overlaps += gap < -1.0  # a smaller overlap is a difference between two machines' clocks
         report.wall_s += run.last["elapsed"] + max(0.0, gap)
         report.failures += run.why == "exception" or (run.why is None and index < len(runs) - 1)
         report.saves += sum(each["event"] == "save" for each in run.records)
@@ -209,7 +211,7 @@ def _sum(runs: list[_Run], unread: int) -> Report:
 def best_interval_s(stall_s: float, failure_interval_s: float) -> float:
     """Return after how many seconds of training the next checkpoint should be saved.
 
-    With short intervals, time is lost by saving; with long ones, by repeating the work after a failure. The interval
+    Short intervals lose time to saving. Long intervals lose time to work that is repeated after a failure. The interval
     with the smallest expected loss is about ``sqrt(2 * stall_s * failure_interval_s)`` (Young, 1974). This function
     computes Daly's estimate of a higher order ("A higher order estimate of the optimum checkpoint interval for restart
     dumps", 2006).

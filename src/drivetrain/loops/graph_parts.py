@@ -1,5 +1,5 @@
-"""What ``graphs.py`` needs to record a training step as a device graph: the signature of a batch, objects whose changes
-are detected, and learning rates on the device.
+"""Helpers with which ``graphs.py`` records a training step as a device graph: signatures of batches, detection of
+changed objects, and learning rates on the device.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _PLAIN = frozenset({int, float, complex, bool, str, bytes, type(None)})
 
 
 class CannotRecord(Exception):
-    """A step cannot be recorded, for the reason in the message."""
+    """A step cannot be recorded; the message is the reason."""
 
 
 # ---- the batch -------------------------------------------------------------------------------------------------------
 
 
 def signature(batch: Any, device: torch.device) -> tuple[tuple[Any, ...], list[Tensor]]:
-    """Return the signature of ``batch``, and the tensors in it. The signature is everything in the batch except the
-    numbers in its tensors. A graph is valid for batches with one signature.
+    """Return the signature of ``batch``, and the tensors in it. The signature contains the structure of the batch, the
+    shape, type and strides of each tensor, and all other values. A graph is valid for all batches with its signature.
 
     Raises:
         CannotRecord: the batch holds an object that is not plain data, or a tensor whose values a replay cannot copy.
@@ -71,16 +71,15 @@ def _describe(value: Any, device: torch.device, found: list[Any], tensors: list[
 # ---- what must not change between replays ----------------------------------------------------------------------------
 
 _NEVER_READ = ("_state_dict", "_load_state_dict", "_non_persistent", "_trainer", "_book")
-"""Prefixes of module attributes that a step does not read."""
+"""A step does not read module attributes whose names begin with these prefixes."""
 
 
 class Watched:
-    """The objects that a step has read while it was recorded, and that a replay does not read again: attributes,
-    optimizer options, tensors.
+    """Attributes, optimizer options and tensors that a step reads, but a replay does not read again.
 
     Args:
-        module: the user's module. The module's attributes, those of its layers, and the containers in these attributes
-        are watched.
+        module: the user's module. The attributes of the module and of its layers are watched, and also containers in
+            attributes.
         optimizer: the optimizer of the step. The learning rates are not watched, because the graph reads them from the
             device.
     """
@@ -102,7 +101,7 @@ class Watched:
         self._of_tensors = gradient_facts(self.tensors)
 
     def changed(self) -> str:
-        """Return the name of a watched object that has changed; "" if none has.
+        """Return the name of a watched object that has changed; "" if no object has changed.
 
         A call takes about 20 ns for each watched value.
         """
@@ -119,12 +118,12 @@ class Watched:
                     return f"{name}.{list(place)[index]}" if isinstance(place, dict) else name
         if gradient_facts(self.tensors) != self._of_tensors:
             return "a parameter or a buffer (its memory, whether it requires gradients, or a hook)"
-        self._learn()  # equal values in new objects: watch the new objects
+        self._learn()  # the values are equal, but the objects are new: watch the new objects
         return ""
 
 
 class _WithoutRate:
-    """The options of a parameter group whose values a recorded graph contains: all except the learning rate."""
+    """A parameter group without its learning rate: the options whose values a recorded graph contains."""
 
     def __init__(self, group: dict[str, Any]) -> None:
         self._group = group
@@ -142,7 +141,9 @@ def _module_places(name: str, module: nn.Module, seen: set[int]) -> Iterator[tup
 
 
 def _places(name: str, value: Any, seen: set[int], depth: int) -> Iterator[tuple[str, Any]]:
-    """Yield the containers in ``value`` that can change in place, and the attributes of objects of a user's classes."""
+    """Yield pairs of a name and a container: the mutable containers in ``value``, and the ``vars`` of user-defined
+    objects.
+    """
     if id(value) in seen or type(value) in _PLAIN or isinstance(value, (Tensor, nn.Module, type)) or not depth:
         return
     seen.add(id(value))
@@ -167,7 +168,7 @@ def _places(name: str, value: Any, seen: set[int], depth: int) -> Iterator[tuple
 _CONSTANT = frozenset({
     "is_global_zero", "global_rank", "local_rank", "node_rank", "world_size", "num_nodes", "num_devices", "precision",
 })  # fmt: skip
-"""The attributes of a Trainer that a recorded step may read, because they never change during a run."""
+"""A recorded step may read these attributes of a Trainer, because the attributes never change during a run."""
 
 
 class TrainerWhileRecording:
@@ -184,7 +185,9 @@ class TrainerWhileRecording:
 
 
 def index_while_recording(reads: list[str]) -> Any:
-    """Return a replacement for ``batch_idx`` that can be passed to a function, and raises if its value is used."""
+    """Return a replacement for ``batch_idx``. The step may pass the replacement to a function, but any use of its value
+    raises.
+    """
 
     def read(*_: Any) -> Any:
         reads.append("training_step reads batch_idx, which differs from step to step")
@@ -196,7 +199,7 @@ def index_while_recording(reads: list[str]) -> Any:
 
 
 class RecordedLogs:
-    """Replaces a module's logbook while a step is recorded; stores the calls of ``self.log``, which replays repeat."""
+    """Replaces a module's logbook while a step is recorded, and stores the ``self.log`` calls."""
 
     def __init__(self) -> None:
         self.entries: dict[str, Any] = {}
@@ -204,7 +207,7 @@ class RecordedLogs:
 
     @property
     def scope(self) -> RecordedLogs:
-        """This object: it has the fields of a :class:`~drivetrain.logbook.logbook.Scope` that ``self.log`` reads."""
+        """This object, which has the fields of a :class:`~drivetrain.logbook.logbook.Scope` that ``self.log`` reads."""
         return self
 
     def open_entry(self, name: str, value: Any, options: Options, batch_size: Any = None) -> RecordedLogs:
@@ -220,7 +223,7 @@ class RecordedLogs:
         """Check that a replay can repeat the recorded calls without running the user's Python code.
 
         Raises:
-            CannotRecord: a call logs a metric object, or a value with its graph.
+            CannotRecord: a call logs a metric object, or passes ``enable_graph=True``.
         """
         for name, value, options, _ in self.calls:
             if options.enable_graph or isinstance(value, nn.Module):
@@ -233,7 +236,8 @@ class RecordedLogs:
 class DeviceRates:
     """Context in which an optimizer reads its learning rates and step counts from the device.
 
-    Outside the context, the parameter groups contain the numbers and options that the user and the schedulers have set.
+    Outside the context, the parameter groups contain the learning rates and options that the user and the schedulers
+    set.
     """
 
     def __init__(self, optimizer: Optimizer, device: torch.device) -> None:
@@ -269,7 +273,7 @@ class DeviceRates:
             if self._fused:
                 inside |= {"fused": True, "foreach": False}
             if self._fused and self._has_some_buffers(group):
-                inside = {}  # torch's fused kernel needs the momentum buffers of all parameters, or of none
+                inside = {}  # the fused kernel needs the buffers of all parameters, or of none
             self._outside.append({key: group[key] for key in inside})
             group.update(inside)
 
@@ -290,7 +294,9 @@ class DeviceRates:
                 state["step"] = step.to(device)
 
     def end(self) -> None:
-        """Move the step counts to the host, unless ``capturable`` or ``fused`` of a group needs them on the device."""
+        """Move the step counts to the host, unless ``capturable`` or ``fused`` of a group requires step counts on the
+        device.
+        """
         kept = any(group.get("capturable") or group.get("fused") for group in self.optimizer.param_groups)
         self.place(self._device if kept else HOST)
 
@@ -298,9 +304,9 @@ class DeviceRates:
 def _has_fused_kernel(optimizer: Optimizer) -> bool:
     """Return whether a :class:`DeviceRates` lets the optimizer step with torch's fused kernel.
 
-    SGD has no other kernel that reads learning rates from the device. Adam and AdamW also have ``capturable``, which is
-    slower than ``fused``. It is used only where ``fused`` is not: if the user has chosen a kernel, and for 64-bit
-    parameters, because fused kernels read learning rates in 32 bits.
+    With SGD, only the fused kernel reads learning rates from the device. Adam and AdamW can also read learning rates
+    with ``capturable``, which is slower than ``fused``. The result for Adam and AdamW is false in two cases: the user
+    has chosen a kernel, or a parameter has 64 bits, because fused kernels read learning rates in 32 bits.
     """
     if type(optimizer) not in (Adam, AdamW):
         return type(optimizer) is SGD

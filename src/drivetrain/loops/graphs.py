@@ -1,17 +1,16 @@
 """``Trainer(cuda_graphs=...)``: record complete training steps as graphs of the device, and replay them.
 
 One graph belongs to one signature: the shapes and types of a batch's tensors, and its other values. The first steps
-with a signature run without a graph, on a side stream. Then the step is recorded, and each of the next three batches
-runs twice from the same state: once without the graph, once as a replay. The graph is kept if all changed, logged and
-returned values of both are equal bit for bit; with "auto", only if the replay is also faster.
+with a signature run without a graph, on a side stream. Then the step is recorded. Each of the next three batches runs
+twice from the same state: once without the graph, once as a replay. The graph is kept if both compute values that are
+equal bit for bit: changed, logged and returned values. With "auto", the replay must also be faster.
 
-A replay runs no Python. So this module advances the loop's counters after a replay. It also watches the Python objects
-that the step has read (:class:`Watched`), and drops all graphs when one of these objects has changed.
+A replay runs no Python code. This module therefore advances the loop's counters after a replay. The module also watches
+the Python objects that the step has read (:class:`Watched`), and drops all graphs if such an object has changed.
 
 [Note: the same numbers with and without a graph]
 A run with graphs reads learning rates and step counts from the device in every step, replayed or not, as torch does
-with ``capturable=True``. So the resulting numbers do not depend on which steps were replayed, nor on the measured times
-that decide it.
+with ``capturable=True``. The results therefore do not depend on which steps were replayed, and not on measured times.
 """
 
 from __future__ import annotations
@@ -54,14 +53,14 @@ from drivetrain.loops.step_checks import no_graphs, why_not_now, why_not_recorde
 
 WARM_UPS, TRIALS = 3, 3
 FASTER = 0.98
-"""With "auto", a graph is kept if a replay takes less than this share of the time without a graph. The share is below
-1, because measured times vary by 1 %.
+"""With "auto", a graph is kept if a replay takes less than this fraction of the time without a graph. The fraction is
+below 1, because measured times vary by about 1 %.
 """
 MOST_GRAPHS = 8
-"""How many signatures are recorded at most: each graph holds the memory of a step."""
+"""The limit on the number of recorded signatures. Each graph holds the memory of a step."""
 MOST_CHANGES = 8
-"""How often all graphs may be dropped because a watched object has changed. After a further change, steps run without
-graphs for the rest of the fit.
+"""The limit on changes of watched objects. After each change, steps are recorded again. Beyond the limit, steps run
+without graphs for the rest of the fit.
 """
 
 _OPTIMIZER_STEP = int(Phase.OPTIMIZER_STEP)
@@ -85,11 +84,12 @@ def bind_graphs(run: Run, bound: BoundStep) -> BoundStep:
 
 @dataclass
 class _Recorded:
-    """The steps with one signature.
+    """The record of the steps whose batches have one signature.
 
     Attributes:
-        seen: the number of steps so far. times: the seconds of each trial, without the graph and as a replay.
-        replay: runs the graph; ``None``: there is no graph.
+        seen: the number of steps so far. times: two lists: the seconds of each trial without the graph, and of each
+            replayed trial.
+        replay: a function that runs the graph, or ``None``.
         inputs: the tensors from which the graph reads the batch. output, calls: the recorded step's result and its
             calls of ``self.log``.
         steps: the number of optimizer steps in a recorded step. window: the state of ``run.window`` after a recorded
@@ -117,7 +117,7 @@ class GraphedSteps:
         self._run = run
         self._recorder: Any = None
         self._rates: DeviceRates  # set by use()
-        self._optimizer: Optimizer | None = None  # the optimizer whose rates are on the device
+        self._optimizer: Optimizer | None = None  # the optimizer whose learning rates are on the device
         self._known: dict[Any, _Recorded] = {}
         self._watched: Watched | None = None
         self._changes = 0
@@ -154,7 +154,7 @@ class GraphedSteps:
             self._optimizer = None
 
     def say(self, what: str, figures: str = "") -> None:
-        """Log ``what`` once per fit, with the ``figures`` of the first call."""
+        """Log ``what`` and ``figures``, unless this ``what`` was logged in this fit."""
         if what not in self._said:
             self._said.add(what)
             rank_zero_info(f"Trainer(cuda_graphs={self._run.settings.cuda_graphs!r}): {what}{figures}.")
@@ -162,7 +162,7 @@ class GraphedSteps:
     # ---- a step --------------------------------------------------------------------------------------------------
 
     def step(self, batch: Any, batch_idx: int, position: int, last: bool, divisor: int) -> Any:
-        """Run a batch, as :data:`drivetrain.loops.pieces.Step`, with the optimizer's step."""
+        """Run a training step, including the optimizer's step; a :data:`drivetrain.loops.pieces.Step`."""
         self._rates.refresh()
         if self._off:
             return self._run_step(batch, batch_idx)
@@ -198,7 +198,7 @@ class GraphedSteps:
     _device: torch.device = reads("_run.engine.strategy.root_device")
 
     def _run_step(self, batch: Any, batch_idx: Any) -> Any:
-        """Run a step without a graph; detach its output, so that its autograd graph does not outlive the step."""
+        """Run a step without a graph. Detach the step's output, so that the output does not keep its autograd graph."""
         output = self._bound.run(batch, batch_idx, 1, True, 1)
         if self._bound.finish_window is not None:
             with self._rates:
@@ -208,7 +208,7 @@ class GraphedSteps:
     def _replayed(self, known: _Recorded, tensors: Sequence[Tensor]) -> Any:
         run = self._run
         run.progress.slot[0] = _OPTIMIZER_STEP
-        run.kept.stepping = True  # an exception before count_steps may leave changed parameters
+        run.kept.stepping = True  # until count_steps, the step is incomplete
         self._replay(known, tensors)
         run.progress.count_steps(known.steps)
         run.kept.stepping = False
@@ -224,13 +224,13 @@ class GraphedSteps:
         known.replay()
         torch.autograd.graph.increment_version(self._watched.tensors)
         first, own = known.gradients[0]
-        if first.grad is not own:  # after the last replay, a step ran without a graph, or a hook cleared the gradients
+        if first.grad is not own:  # other code has replaced the gradients since the last replay
             for parameter, gradient in known.gradients:
                 parameter.grad = gradient
 
     def _log(self, calls: Sequence[tuple[Any, ...]], known: _Recorded | None = None) -> None:
-        """Repeat the ``self.log`` calls of a step. ``known``: the logged tensors belong to its graph, whose next replay
-        overwrites them.
+        """Repeat the ``self.log`` calls of a step. ``known``: the object whose graph has computed the values, or
+        ``None``. The next replay of the graph overwrites these values.
         """
         book = self._run.book
         for name, value, options, batch_size in calls:
@@ -245,14 +245,16 @@ class GraphedSteps:
     # ---- before a graph is kept ----------------------------------------------------------------------------------
 
     def _warm_up(self, known: _Recorded, batch: Any, batch_idx: int, tensors: Sequence[Tensor]) -> Any:
-        """Run a step without a graph, and check for effects outside the device: a replay would not have them."""
+        """Run a step without a graph, and check for effects that a replay would not have, such as changed
+        attributes.
+        """
         watched, host = self._watched or self._watch(), self._host_rng()
         versions = list(map(version_of, tensors))
         waits: list[str] = []
         with self._recorder.beside(waits):
             output = self._run_step(batch, batch_idx)
         why, changed = "", watched.changed()
-        if known.seen == 1:  # a step may create objects on first use: watch them, too
+        if known.seen == 1:  # the first step may create objects: watch these, too
             if changed and any(each.replay is not None for each in self._known.values()):
                 self._forget(changed)
             self._watch()
@@ -270,13 +272,13 @@ class GraphedSteps:
         return output
 
     def _host_rng(self) -> Any:
-        """The states of the random generators on the host, which a graph neither uses nor advances."""
+        """The states of the random generators on the host. A graph does not use or advance these generators."""
         states = rng_state()
         own = states["torch"].tolist() if self._device.type != HOST.type else None
         return states["python"], states.get("numpy"), own
 
     def _trial(self, known: _Recorded, batch: Any, batch_idx: int, tensors: Sequence[Tensor]) -> Any:
-        """Run a step twice from the same state, without the graph and replayed, and compare the results."""
+        """Run a step without the graph, then replay it from the same state, and compare the results."""
         run, why = self._run, ""
         try:
             if known.replay is None:
@@ -329,8 +331,10 @@ class GraphedSteps:
         return output
 
     def _judge(self, known: _Recorded) -> None:
-        """Keep a graph whose trials had equal results: always if ``cuda_graphs=True``, otherwise if it is faster."""
-        plain, replayed = (min(each) * 1000 for each in known.times)  # min: the first replay is slow
+        """Decide whether to keep a graph whose trials had equal results: yes if ``cuda_graphs=True`` or if replays are
+        faster.
+        """
+        plain, replayed = (min(each) * 1000 for each in known.times)  # the minimum, because the first replay is slow
         shapes = " + ".join("x".join(map(str, each.shape)) or "1" for each in known.inputs)
         figures = f"{replayed:.3f} ms replayed, {plain:.3f} ms without a graph, equal bit for bit in {TRIALS} steps"
         known.kept = self._run.settings.cuda_graphs is True or replayed < FASTER * plain
@@ -378,7 +382,7 @@ class GraphedSteps:
     # ---- when a graph cannot be used -----------------------------------------------------------------------------
 
     def _forget(self, changed: str) -> None:
-        """Drop all graphs, because an object that they depend on has changed."""
+        """Drop all graphs, because a watched object has changed."""
         self._known.clear()
         self._watched = None
         self._changes += 1

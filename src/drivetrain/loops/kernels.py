@@ -1,16 +1,16 @@
 """Choose the kernel with which torch's optimizers step parameters on the host: a loop, ``foreach`` or ``fused``.
 
 [Note: when]
-On the host, torch loops over parameters in Python unless the optimizer was created with another kernel. ``foreach``
-makes one call per operation, and the loop one per operation and parameter. Each call performs the same operations on
-each parameter, so for most optimizers the numbers are equal bit for bit (``_EQUAL``). ``foreach`` is faster for many
-small parameters, and slower if the parameters do not fit into the processor's cache. ``fused`` makes one call for all
-operations and parameters. It is faster at any size, but rounds differently. benchmarks/optimizer_kernels.py measures
-these speeds. On other devices torch chooses ``foreach`` itself, and this module chooses nothing.
+On the host, torch loops over parameters in Python unless the optimizer was created with another kernel. The loop makes
+one call per operation and parameter; ``foreach`` makes one call per operation for all parameters. For most optimizers,
+both compute numbers that are equal bit for bit (``_EQUAL``). ``foreach`` is faster for many small parameters, and
+slower if the parameters do not fit into the processor's cache. ``fused`` makes one call for all operations and
+parameters. ``fused`` is faster at any size, but rounds differently. benchmarks/optimizer_kernels.py measures these
+speeds. On other devices torch chooses ``foreach`` itself, and this module chooses nothing.
 
 The options of an optimizer belong to the user, and checkpoints contain them. A kernel is therefore set only while the
-optimizer steps. The loop is set in this way, too (``foreach=False``), because without a set kernel torch inspects each
-parameter in each step before it loops.
+optimizer steps. The loop is also set explicitly (``foreach=False``): if no kernel is set, torch inspects each parameter
+in each step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 _EQUAL = ("SGD", "Adam", "AdamW", "RMSprop", "Adadelta", "Adamax", "Rprop")
-"""Optimizers whose ``foreach`` performs the same operations as the loop."""
+"""Optimizers whose ``foreach`` computes the same numbers as the loop."""
 
 _ROUNDING = ("NAdam", "RAdam")
 """Optimizers whose ``foreach`` is faster than the loop, but rounds differently."""
@@ -35,14 +35,14 @@ _FUSED = ("SGD", "Adam", "AdamW", "Adagrad")
 """Optimizers that have a fused kernel on the host."""
 
 _FEWEST, _MOST_NUMBERS = 12, 300_000
-"""``foreach`` is faster with at least 12 parameters whose number of elements is at most 300,000 in total."""
+"""``foreach`` is used, because it is faster, for at least 12 parameters with at most 300,000 elements in total."""
 
 _DTYPES = (torch.float32, torch.float64)
-"""The types for which a kernel is chosen. In narrower types, ``foreach`` rounds differently, and ``fused`` has lost
-updates (pytorch#191763).
+"""The dtypes of parameters for which a kernel is chosen. With narrower dtypes, ``foreach`` rounds differently, and
+``fused`` has lost updates (pytorch#191763).
 """
 
-_agree: dict[tuple[Any, ...], bool] = {}  # by toy model: whether a kernel agreed with torch's default one
+_agree: dict[tuple[Any, ...], bool] = {}  # toy model -> whether a kernel computed the default kernel's result
 
 
 class Kernel(NamedTuple):
@@ -61,17 +61,19 @@ class Kernel(NamedTuple):
     value: bool = True
 
     def fits(self) -> bool:
-        """Return whether the group still has ``size`` parameters, a rate that is no tensor, and no kernel set."""
+        """Return whether the group still has ``size`` parameters, its learning rate is no tensor, and no kernel is
+        set.
+        """
         group = self.group
         is_free = group["foreach"] is None and group.get("fused") is None
         return is_free and len(group["params"]) == self.size and type(group["lr"]) is not Tensor
 
 
 def choose(optimizer: Optimizer, wanted: str | None) -> list[Kernel]:
-    """Return a kernel for each parameter group for which it is faster than torch's default kernel.
+    """Return the kernels that are faster than torch's default kernel: at most one for each parameter group.
 
     Args:
-        optimizer: exactly one of torch's classes, not a subclass.
+        optimizer: an instance of a torch class, not of a subclass.
         wanted: "equal": only kernels that compute the same numbers as the default; "fastest": also kernels that round
             differently; ``None``: no kernels.
     """
@@ -82,7 +84,9 @@ def choose(optimizer: Optimizer, wanted: str | None) -> list[Kernel]:
 
 
 def loops(optimizer: Optimizer, kernels: Sequence[Kernel]) -> list[Kernel]:
-    """Return the loop as the kernel of each group that has none in ``kernels``, if torch steps that group in a loop."""
+    """If torch would step a group in a loop, and ``kernels`` has no kernel for the group, return a kernel that selects
+    the loop.
+    """
     if type(optimizer).__name__ not in _LOOPS:
         return []
     others = [group for group in optimizer.param_groups if not any(group is each.group for each in kernels)]
@@ -96,7 +100,7 @@ def with_kernels(step: Callable[[Optimizer], Any], kernels: Sequence[Kernel]) ->
         return step
 
     def step_with_kernels(optimizer: Optimizer) -> None:
-        chosen = []  # not a comprehension, which is a call
+        chosen = []  # not a comprehension, because in older Pythons that is a call
         for kernel in kernels:
             group, name, _, value = kernel
             if group["foreach"] is None and (not value or kernel.fits()):
@@ -115,11 +119,11 @@ def _kernel(kind: type[Optimizer], group: dict[str, Any], may_round: bool) -> Ke
     parameters = group["params"]
     if not all(type(each) is nn.Parameter and each.is_cpu and each.dtype in _DTYPES for each in parameters):
         return None
-    # If two parameters share memory, the loop steps the second from the result of the first, and other kernels may not.
+    # If two parameters share memory, other kernels may compute other numbers than the loop.
     count, numbers = len({each.data_ptr() for each in parameters}), sum(each.numel() for each in parameters)
     if count < len(parameters):
         return None
-    has_state = kind is not SGD or group["momentum"] != 0  # without state, ``fused`` is no faster
+    has_state = kind is not SGD or group["momentum"] != 0  # plain SGD is no faster with ``fused``
     if may_round and kind.__name__ in _FUSED and has_state and count > 0:
         return Kernel(group, "fused", count)
     has_foreach = kind.__name__ in (_EQUAL + _ROUNDING if may_round else _EQUAL)
@@ -129,7 +133,9 @@ def _kernel(kind: type[Optimizer], group: dict[str, Any], may_round: bool) -> Ke
 
 
 def _agrees(kind: type[Optimizer], kernel: Kernel) -> bool:
-    """Whether this kernel trains a toy model with the group's options to the same numbers as torch's default kernel."""
+    """Whether a toy model with the group's options gets the same numbers from this kernel as from torch's default
+    kernel.
+    """
     sample, options = kernel.group["params"][0], {key: each for key, each in kernel.group.items() if key != "params"}
     toy = (kind, kernel.name, sample.dtype, repr(sorted(options.items())))
     if toy not in _agree:
@@ -138,7 +144,7 @@ def _agrees(kind: type[Optimizer], kernel: Kernel) -> bool:
         try:
             one, other = (_train_toy(kind, sample.dtype, {**options, kernel.name: on}) for on in (None, True))
             _agree[toy] = torch.allclose(one, other, rtol=relative, atol=absolute)
-        except Exception:  # the installed torch has no such kernel for this optimizer
+        except Exception:  # the installed torch lacks this kernel for this optimizer
             _agree[toy] = False
     return _agree[toy]
 

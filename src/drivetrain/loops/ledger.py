@@ -1,8 +1,8 @@
 """The ledger of a training: a file beside its checkpoints, to which each run appends records of how its time was spent.
 
-A record is one line of JSON, which one call appends to the file. So a killed process leaves all its earlier records,
-and at most the last one is incomplete. Each record holds sums since the run began, so it can be read without the
-others. ``goodput.py`` reads the records.
+A record is one line of JSON, which one call appends to the file. If the process is killed, at most the last record is
+incomplete. Each record contains the run's total times until then, so a reader does not need the earlier records.
+``goodput.py`` reads the records.
 """
 
 from __future__ import annotations
@@ -25,30 +25,31 @@ from drivetrain.loops.progress import Phase
 
 _STEP, _DATA, _VALIDATION, _SAVE, _START = range(len(PARTS))
 _PART_OF = [_START] * (max(Phase) + 1)
-"""For each phase, the index in ``PARTS`` of the part to which its time belongs."""
+"""For each phase of the loops, the part of the run's time to which the phase belongs, as an index in ``PARTS``."""
 _PART_OF[Phase.EPOCH_START : Phase.BETWEEN_EPOCHS + 1] = [_STEP] * (Phase.BETWEEN_EPOCHS + 1 - Phase.EPOCH_START)
 _PART_OF[Phase.FETCH] = _DATA
 _PART_OF[Phase.VALIDATION_DUE] = _VALIDATION
 _PART_OF[Phase.VALIDATION_START : Phase.VALIDATION_END + 1] = [_VALIDATION] * 4
 _BEFORE_A_BATCH = [_START if part == _STEP else part for part in _PART_OF]
-"""``_PART_OF`` until a run's first batch begins. During its set-up, a run that resumes has a phase of the batch at
-which the checkpoint was saved, and this time belongs to "start".
+"""The table that is used in place of ``_PART_OF`` until a run's first batch begins. During the set-up of a run that
+resumes, the phase is that of the checkpoint, and may lie inside a batch. This table counts the time of such phases as
+"start".
 """
 _BEFORE_A_BATCH[Phase.BATCH_START] = _STEP
 
-_RECORDS_PER_AGE, _EVERY_S = 100, (1.0, 60.0)  # between two records: 1 % of the run's age, at least 1 s, at most 60 s
+_RECORDS_PER_AGE, _EVERY_S = 100, (1.0, 60.0)  # between records: 1 % of the run's age, 1 to 60 s
 
 
 class TimedSlot:
-    """Replaces the memory of :attr:`Progress.slot`, and measures the time that a run spends in each part.
+    """Replaces the list :attr:`Progress.slot`, and measures how long a run spends in each part of ``PARTS``.
 
-    The loops write their phase into either memory in the same way, so only a run that is measured has the costs of
-    measuring.
+    The loops write their phase into the list or into this object by the same statement. A run that is not measured
+    therefore has no additional cost.
 
     Args:
-        memory: the previous memory of the slot.
-        earlier_s: seconds before now that belong to the run's start.
-        clock: returns seconds.
+        memory: the list that this object replaces.
+        earlier_s: the age of the run in seconds when this object is created.
+        clock: a function that returns seconds.
     """
 
     def __init__(self, memory: Any, earlier_s: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
@@ -56,7 +57,7 @@ class TimedSlot:
         self._began = self._since = clock() - earlier_s
         self._seconds = [0.0] * len(PARTS)
         self._part, self._part_of = _START, _BEFORE_A_BATCH
-        self.saved: Callable[[], None] = lambda: None  # called when a save has ended
+        self.saved: Callable[[], None] = lambda: None  # called after each save
 
     def __len__(self) -> int:
         return len(self._memory)
@@ -81,7 +82,7 @@ class TimedSlot:
             self.saved()
 
     def times(self) -> tuple[float, dict[str, float]]:
-        """Return the seconds since the run began, in total and by part; any thread may call this."""
+        """Return the seconds since the run began, in total and by part. Any thread can call this method."""
         part, seconds = self._part, list(self._seconds)
         elapsed_s = self._clock() - self._began
         seconds[part] += elapsed_s - sum(seconds)
@@ -89,7 +90,7 @@ class TimedSlot:
 
 
 class Ledger:
-    """Appends the records of one run: one at each event of the run, and, from a thread, one at intervals.
+    """Appends records of one run to the ledger: at each event, and at intervals from a thread.
 
     If a write fails, the ledger warns once, and the run continues.
 
@@ -104,7 +105,7 @@ class Ledger:
         self._id, self._handle, self._failure, self._warned = uuid.uuid4().hex[:8], -1, "", False
         self._over = threading.Event()
         self._begin: Record = {}  # the record of the event "train"
-        self._report = Report()  # the report of the ledger up to that record
+        self._report = Report()  # the ledger's report up to that record
         self._saves = 0
         try:
             os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -117,16 +118,18 @@ class Ledger:
         self._thread.start()
 
     def begin_training(self, resumed: bool) -> None:
-        """Append the record that training begins at the current step; ``resumed``: from a checkpoint."""
+        """Append the record "train": training begins at the current step; ``resumed``: the run resumes from a
+        checkpoint.
+        """
         self._begin = self.write("train", resumed=resumed)
         found, unread = list[Record](), 0
         with contextlib.suppress(OSError):
             found, unread = read(self.path)
         earlier = [each for each in found if each["run"] != self._id]
-        self._report = account([*earlier, self._begun, self._begin], unread)  # the file lacks both if a write failed
+        self._report = account([*earlier, self._begun, self._begin], unread)  # the last two may not be in the file
 
     def report(self) -> Report | None:
-        """Return the report of the ledger, until now; ``None`` before the training begins."""
+        """Return the ledger's report up to the present; ``None`` before training begins."""
         if not (begin := self._begin):
             return None
         elapsed_s, now = self.slot.times()
@@ -145,12 +148,12 @@ class Ledger:
         self.write("save")
 
     def write(self, event: str, warns: bool = True, **more: Any) -> Record:
-        """Append a record of ``event`` with ``more`` entries, and return it. ``warns``: warn once if a write failed."""
+        """Append and return a record of ``event`` with ``more`` entries. ``warns``: warn once if a write failed."""
         elapsed_s, seconds = self.slot.times()
         parts = {name: round(value, 6) for name, value in seconds.items()}
         record = {"v": VERSION, "run": self._id, "pid": os.getpid(), "event": event, "time": time.time()}
         record |= {"elapsed": round(elapsed_s, 6), "step": self._step(), "parts": parts, **more}
-        # The newline precedes the record, so that an incomplete line does not damage the next one.
+        # Each record begins with a newline, so that a record after an incomplete line is readable.
         line = b"\n" + json.dumps(record, separators=(",", ":")).encode()
         try:
             if self._handle >= 0 and os.write(self._handle, line) < len(line):
@@ -166,7 +169,9 @@ class Ledger:
         return record
 
     def close(self, why: str) -> Report | None:
-        """Write the run's last record: "finished", "stopped" or "exception"; return the report if a write failed."""
+        """Write the run's last record. ``why``: "finished", "stopped" or "exception". Return the report if a write has
+        failed, because the file lacks records then; else ``None``.
+        """
         self._over.set()
         self._thread.join()
         self.slot.saved = lambda: None
@@ -181,14 +186,14 @@ class Ledger:
     def _keep_writing(self) -> None:
         shortest_s, longest_s = _EVERY_S
         while not self._over.wait(min(longest_s, max(shortest_s, self.slot.times()[0] / _RECORDS_PER_AGE))):
-            self.write("beat", warns=False)  # only the main thread warns
+            self.write("beat", warns=False)  # the main thread warns
 
 
-_measured_by = -1  # the id of the process whose age was returned; a forked process has an age of its own
+_measured_by = -1  # the id of the process that has called the function; a forked child has another id
 
 
 def since_process_start_s() -> float:
-    """Return the age of this process in seconds; 0.0 in later calls, and on systems that do not report it."""
+    """Return the age of this process in seconds. Return 0.0 if the age is unknown, and in all calls after the first."""
     global _measured_by
     if _measured_by == os.getpid():
         return 0.0

@@ -1,4 +1,6 @@
-"""Create, check and distribute a run's loaders, from the caller's arguments, the datamodule, or the module."""
+"""Get a run's loaders from the caller, the datamodule or the module, check the loaders, and divide their samples among
+the ranks.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ def _limit_name(stage: str) -> str:
 
 
 def no_batches(loader: Any, purpose: str = "train") -> str:
-    """Return the message about loaders without a batch; ``purpose`` is a verb, such as "train"."""
+    """Return the error message for loaders that have no batch; ``purpose`` is a verb, such as "train"."""
     loader = getattr(loader, "iterables", loader)
     if isinstance(loader, list) and len(loader) == 1:
         loader = loader[0]
@@ -74,11 +76,11 @@ def _without_batches(loader: Any) -> tuple[str, str]:
 
 
 def check_counts(counts: Sequence[float], word: str) -> None:
-    """Check that all ranks have a batch, or none has one: ``counts`` are the ranks' numbers of batches of a ``word``
-    loader.
+    """Raise if some ranks have batches and some have none; ``counts``: the ranks' numbers of batches; ``word``: the
+    kind of loader.
 
     Raises:
-        ConfigurationError: only some ranks have batches; those without a batch would not take part in collectives.
+        ConfigurationError: only some ranks have batches. The other ranks would not take part in collectives.
     """
     if 0 in counts and any(counts):
         raise ConfigurationError(
@@ -88,7 +90,9 @@ def check_counts(counts: Sequence[float], word: str) -> None:
 
 
 def order_shared(loader: Any) -> str:
-    """Return a text for :func:`check_orders` that is equal on all ranks if their loaders have the same order."""
+    """Return a description of the loader's order of samples, for :func:`check_orders`. Ranks with the same order return
+    equal descriptions.
+    """
     if isinstance(loader, CombinedLoader):
         return " and ".join(map(order_shared, loader.flattened))
     batches = rank_batches(loader)
@@ -106,8 +110,8 @@ def order_shared(loader: Any) -> str:
 def _chosen(dataset: Any) -> str:
     """Return a text that identifies the samples of a ``torch.utils.data.Subset``; "" for other data sets.
 
-    Without a seed, ``random_split`` divides the samples differently on each rank, so one rank's validation samples may
-    be in another's training set.
+    Without a seed, ``random_split`` divides the samples differently on each rank. Then a validation sample of one rank
+    may be a training sample of another rank.
     """
     if not (isinstance(dataset, Subset) and isinstance(dataset.indices, Sequence)) or len(dataset) == 0:
         return ""
@@ -117,8 +121,8 @@ def _chosen(dataset: Any) -> str:
 
 
 def check_orders(orders: Sequence[str], ranks: Sequence[int], word: str) -> None:
-    """Check that all ranks have the same order of samples. ``orders`` has one text of :func:`order_shared` per rank;
-    ``word`` is the kind of loader.
+    """Raise unless all ranks have the same order of samples. ``orders``: the result of :func:`order_shared` on each
+    rank; ``word``: the kind of loader.
 
     Raises:
         ConfigurationError: the ranks' orders differ, so samples would be left out or seen twice.
@@ -132,14 +136,16 @@ def check_orders(orders: Sequence[str], ranks: Sequence[int], word: str) -> None
 
 
 def _is_shared(loader: Any) -> bool:
-    """Whether the Trainer has distributed ``loader`` over the ranks, so that its length is equal on all."""
+    """Whether the Trainer has divided ``loader`` among the ranks, so that all ranks have equal lengths."""
     if isinstance(loader, CombinedLoader):
         return all(map(_is_shared, loader.flattened))
     return rank_batches(loader) is not None
 
 
 def rank_batches(loader: Any) -> samplers.RankBatches | None:
-    """Return the sampler or batch sampler of ``loader`` that distributes its samples over the ranks, if it has one."""
+    """Return the sampler or batch sampler of ``loader`` that divides the samples among the ranks; ``None`` if there is
+    none.
+    """
     places = [getattr(loader, place, None) for place in ("batch_sampler", "sampler")]
     return next((place for place in places if isinstance(place, samplers.RankBatches)), None)
 
@@ -151,10 +157,10 @@ def _own(loader: Any) -> Any:
 
 @dataclass
 class EvalLoader:
-    """One evaluation loader, the number of its batches in a pass, and whether its batches are fetched ahead.
+    """One evaluation loader, its number of batches, and whether batches are fetched ahead.
 
-    ``counts`` holds the number of batches of every rank, once the ranks have exchanged them. ``started`` is the
-    iterator of the next pass, if it was created early.
+    ``counts``: the number of batches on every rank; empty until the ranks have exchanged these numbers. ``started``:
+    the iterator of the next pass if ``early.py`` has created one.
     """
 
     loader: Any
@@ -166,27 +172,26 @@ class EvalLoader:
 
 @dataclass(eq=False)
 class Loaders:
-    """The loaders of one run, each created on first use and only once, unless it is reloaded.
+    """The loaders of one run. A loader is created on first use, and kept until it is reloaded.
 
     Args:
-        module, datamodule: their hooks create the loaders that the caller did not pass. A hook of the datamodule has
-            precedence.
+        module, datamodule: objects with hooks that create the loaders that the caller did not pass. The datamodule's
+            hook has precedence.
         passed: for each stage ("fit", "validate", "test", "predict"), the loaders that the caller passed, or ``None``.
-        limit: returns the current limit on the number of batches of a stage, which may change during the run.
+        limit: returns the present limit on a stage's number of batches. User code may change limits during the run.
         call: calls a hook of the module or the datamodule by name.
         epoch: returns the index of the current epoch.
-        strategy: divides the loaders among the ranks, and may replace each of them.
+        strategy: the strategy; divides the loaders among the ranks, and may replace loaders.
         settings: the Trainer's arguments that change loaders.
-        found: called with the loaders that the caller passed for a stage or its hook returned, before the Trainer
-            changes them.
+        found: called with a stage's loaders as the caller passed them or a hook returned them.
 
     Attributes:
-        made_training: the training loader, or the combined one; ``None`` until it is created.
+        made_training: the training loader, or a CombinedLoader if there are several; ``None`` until it is created.
         made_passes: the passes over the training loader; ``None`` until training begins.
         made_evaluation: for each stage, the evaluation loaders that exist.
         made_in: for each stage, the epoch in which its loaders were created.
         makes_training: whether the training loader is being created.
-        tried: the stages whose loaders ``early.py`` has called ``iter`` on.
+        tried: the stages on whose loaders ``early.py`` has called ``iter``.
         pins: the argument ``pins`` of :func:`drivetrain.data.batched.start_pass`.
     """
 
@@ -206,9 +211,9 @@ class Loaders:
     makes_training: bool = field(default=False, init=False)
     tried: set[str] = field(default_factory=set, init=False)
     pins: bool = field(default=False, init=False)
-    _made_before: dict[str, int] = field(default_factory=dict, init=False)  # made_in as a checkpoint contained it
+    _made_before: dict[str, int] = field(default_factory=dict, init=False)  # ``made_in`` of a checkpoint
     _nested: dict[str, Any] = field(default_factory=dict, init=False)
-    # the lengths of the training loader on every rank
+    # the training loader's length on every rank
     _lengths: list[int | None] = field(default_factory=list, init=False)
     _sample_seeds: SampleSeeds | None = field(default=None, init=False)
 
@@ -217,20 +222,22 @@ class Loaders:
     ) -> Loaders:
         """Return a copy that has the same sources and has created no loader."""
         other = replace(self, limit=limit, call=call, epoch=epoch)
-        other._nested = self._nested  # shared, so that :meth:`made` returns the newest loaders for ``other``, too
+        other._nested = self._nested  # shared: loaders that ``self`` creates later are found by ``other``, too
         return other
 
     def is_passed(self, stage: str) -> bool:
-        """Whether the caller passed the loaders of ``stage``, so that no hook can create others."""
+        """Whether the caller passed the loaders of ``stage``. If so, hooks for this stage are not called."""
         return self.passed.get(stage) is not None
 
     def restore_ages(self, made_in: Mapping[str, int]) -> None:
-        """Restore the epochs in which a checkpoint's run created its loaders, also for loaders not created yet."""
+        """Restore the epochs in which the checkpoint's run created its loaders. Loaders that are created later get
+        these epochs, too.
+        """
         self._made_before = {stage: epoch for stage, epoch in made_in.items() if stage not in self.made_in}
         self.made_in.update({stage: made_in[stage] for stage in self.made_in if stage in made_in})
 
     def evaluation_states(self, stage: str) -> list[dict[str, Any]]:
-        """Return the states that the stage's created loaders carry from one pass to the next."""
+        """Return the states that the stage's existing loaders keep between two passes."""
         return loader_states(source.loader for source in self.made_evaluation.get(stage, []))
 
     def restore_evaluation(self, stage: str, states: list[dict[str, Any]]) -> None:
@@ -255,7 +262,8 @@ class Loaders:
         return overrides(self.module, step, TrainableModule) and self.available(stage)
 
     def training(self) -> Any:
-        """The training loader; several loaders are combined, and the shorter ones restart until the longest ends.
+        """The training loader. Several loaders are combined: a loader that is exhausted restarts until the longest
+        loader ends.
 
         Raises:
             ConfigurationError: there is no training loader, or its type is not supported.
@@ -287,8 +295,8 @@ class Loaders:
         return self.made_passes
 
     def division(self) -> dict[str, int | None]:
-        """Return how the training samples are divided among the ranks, as a checkpoint's entries ``data_ranks`` and
-        ``divided_from``.
+        """Return a checkpoint's entries ``data_ranks`` and ``divided_from``: how samples are divided among the
+        ranks.
         """
         if self.made_training is None:
             return {}
@@ -298,13 +306,14 @@ class Loaders:
         return {"data_ranks": ranks, **divided}
 
     def divide_from(self, done: int, shares: bool = False) -> int:
-        """Divide again among the ranks those samples of the current epoch that follow the first ``done`` samples.
+        """Divide the samples of the current epoch that follow the first ``done`` samples among the ranks of this run.
 
-        With one rank, the training loader may have no :class:`RankBatches`. If ``done`` is not 0, or if ``shares`` is
-        true, a copy of the loader that draws through a :class:`RankBatches` replaces it.
+        With one rank, the training loader may have no :class:`RankBatches` (a sampler that divides samples among
+        ranks). If ``done`` is not 0, or if ``shares`` is true, a copy with a :class:`RankBatches` replaces such a
+        loader.
 
         Returns:
-            The number of batches that the first ``done`` samples count as.
+            The number of batches for which the first ``done`` samples count.
         """
         batches = rank_batches(self.training())
         if batches is None and (done or shares):
@@ -324,7 +333,9 @@ class Loaders:
                     keep_iterator(source.loader, None)
 
     def made(self, stage: str) -> Any:
-        """Return the created loaders of ``stage``, nested as the caller or a hook gave them; without any, ``None``."""
+        """Return the existing loaders of ``stage``, nested as the caller or a hook nested them; ``None`` if there are
+        none.
+        """
         if not (self.made_training is not None if stage == "fit" else stage in self.made_evaluation):
             return None
         given = self._nested[stage]
@@ -333,11 +344,11 @@ class Loaders:
     def count_training(self) -> float:
         """Return the number of training batches in an epoch; ``inf`` if it is unknown.
 
-        With several processes, the result is the largest count of all ranks. If the ranks' loaders may differ in
-        length, the first call exchanges the lengths, so all ranks must make it.
+        With several processes, the result is the largest number on any rank. If the ranks' loaders may differ in
+        length, the first call exchanges the lengths. All ranks must therefore make the first call.
 
         Raises:
-            ConfigurationError: some ranks have no batch at all; raised on all ranks.
+            ConfigurationError: some ranks have batches and some have none. All ranks raise the error.
         """
         loader = self.training()
         if not self._lengths:
@@ -353,7 +364,7 @@ class Loaders:
         return count_batches(self.training(), self.limit("fit"), _limit_name("fit"))
 
     def evaluation(self, stage: str) -> list[EvalLoader]:
-        """The loaders of an evaluation stage, flattened in order."""
+        """The loaders of an evaluation stage, as a flat list."""
         if stage not in self.made_evaluation:
             made, is_tree = self._prepared(stage)
             if isinstance(made, CombinedLoader):
@@ -372,8 +383,8 @@ class Loaders:
     def reload(self, stage: str, every: int) -> bool:
         """If the loaders of ``stage`` are ``every`` epochs old (0: never), discard them and return true.
 
-        Loaders that the caller passed are kept, because only a hook can create new ones; the result is true for them,
-        too.
+        Loaders that the caller passed are not discarded, because only a hook can create new loaders. The result is true
+        also if these loaders are ``every`` epochs old.
         """
         age = self.epoch() - self.made_in.get(stage, self.epoch())
         if not every or age < every:
@@ -397,9 +408,9 @@ class Loaders:
         return None
 
     def _prepared(self, stage: str) -> tuple[Any, bool]:
-        """Return the checked and prepared loaders of ``stage``, and whether they form a tree (a list or a dictionary).
+        """Return the checked and prepared loaders of ``stage``, and whether they are nested in lists or dictionaries.
 
-        A CombinedLoader does not count as a tree.
+        A CombinedLoader counts as one loader.
         """
         made = self.unshared(stage)
         if self.found is not None:
@@ -424,23 +435,23 @@ class Loaders:
                 loader = without_shuffle(loader)
             if stage == "predict":
                 loader = with_every_sample(loader)
-            if shares:  # combined loaders advance at different speeds, so each needs equal lengths on all ranks
+            if shares:  # each of several combined loaders needs equal lengths on all ranks
                 loader = familiar.share(strategy, loader, settings.split_batches, pads=several)
             loader = strategy.process_dataloader(loader) if has_last_word else loader
             log_fetching(loader)
             return loader
 
         if isinstance(made, CombinedLoader):
-            # a copy, because another run may distribute the user's object again
+            # a copy, because another run may divide the user's object again
             made = copy.copy(made) if shares else made
             made.flattened = [prepare(loader) for loader in made.flattened]
         else:
-            made = map_leaves(prepare, tree) if is_tree else prepare(made)  # the user's list, not a BatchList of it
+            made = map_leaves(prepare, tree) if is_tree else prepare(made)  # a list of batches stays a list
         self._nested[stage] = map_leaves(_own, made) if is_tree else made
         return made, is_tree
 
     def unshared(self, stage: str) -> Any:
-        """Return the loaders of ``stage`` as they were passed or as its hook returns them."""
+        """Return the loaders of ``stage`` as the caller passed them or as a hook returns them."""
         if (given := self.passed.get(stage)) is not None:
             return given
         owner = self._owner(stage)

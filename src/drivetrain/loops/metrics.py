@@ -15,8 +15,8 @@ State = dict[str, Any]
 
 _HOLDERS = (nn.Module, list, tuple, dict)
 _OF_TORCH = frozenset(vars(nn.Module()))
-"""The attributes that torch gives every module, such as its hooks. :func:`metrics_in` does not search them, because the
-function visits submodules anyway.
+"""The names of the attributes that every ``nn.Module`` has, such as ``_modules``. :func:`metrics_in` does not search
+these attributes, because the function visits submodules separately.
 """
 
 
@@ -38,7 +38,7 @@ def metrics_in(owner: Any) -> dict[str, nn.Module]:
                 place = f"{path}.{name}".strip(".")
                 states: dict[str, Any] = {}
                 if _is_metric(child):
-                    found[place], states = child, vars(child)["_defaults"]  # not searched: they may be long lists
+                    found[place], states = child, vars(child)["_defaults"]  # states may be long lists: skipped
                 waiting += [
                     (f"{place}.{key}".strip("."), held) for key, held in vars(child).items()
                     if isinstance(held, _HOLDERS) and key not in _OF_TORCH and key not in states
@@ -68,7 +68,9 @@ def state_of(metric: nn.Module) -> State:
 
 
 def set_state(metric: Any, saved: State, forget: bool = True) -> None:
-    """Restore a state of :func:`state_of`; ``forget``: drop the result of ``compute`` cached for the previous state."""
+    """Restore a result of :func:`state_of`; ``forget``: drop the cached result of ``compute``, which belongs to the old
+    state.
+    """
     for key, value in saved["states"].items():
         setattr(metric, key, value.to(metric.device) if isinstance(value, Tensor) else value)
     metric._update_count = saved["updates"]
@@ -77,12 +79,12 @@ def set_state(metric: Any, saved: State, forget: bool = True) -> None:
 
 
 def merged_states(metric: Any, saved: Sequence[State]) -> tuple[State, list[str]]:
-    """Return the state that a metric object would have if it had seen the samples of all ``saved`` states; its initial
-    state if ``saved`` is empty.
+    """Return the state that a metric object would have after the samples of all ``saved`` states. If ``saved`` is
+    empty, return the metric's initial state.
 
     Returns:
-        The state, and the names of its parts that are taken from the first of ``saved`` alone, because the metric
-        reduces them over ranks with a function of its own.
+        The state, and the names of the entries that could not be merged, because the metric has its own reduction.
+        These entries come from the first of the ``saved`` states.
     """
     kept: list[str] = []
     if not saved:
@@ -112,11 +114,11 @@ _REDUCED: dict[str, Callable[[list[Tensor]], Tensor]] = {
     "dim_zero_min": lambda values: torch.stack(values).amin(0),
     "dim_zero_cat": lambda values: torch.cat([value.reshape(-1, *value.shape[1:]) for value in values]),
 }
-"""The reductions of states over ranks, by the names of torchmetrics' functions for them."""
+"""The reductions of states over ranks, by the names of the corresponding torchmetrics functions."""
 
 
 def copied_state(metric: nn.Module) -> State:
-    """Return a copy of a metric object's state, because later updates may write into its tensors and lists."""
+    """Return a copy of a metric object's state. Later updates of the metric do not change the copy."""
     saved = state_of(metric)
     values = {
         key: value.clone() if isinstance(value, Tensor) else copy.copy(value) for key, value in saved["states"].items()

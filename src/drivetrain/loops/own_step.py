@@ -1,4 +1,6 @@
-"""Bind a strategy's own training step (``bind_step``): pass it the parts of a step, and check which hooks it calls."""
+"""Bind a strategy's own training step (``bind_step``): pass the strategy the functions of a step, and check that the
+strategy calls the overridden hooks.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from drivetrain.strategies.step_parts import HOOKS_IN_A_STEP, StepParts
 
 
 def own_step(run: Run) -> Step | None:
-    """Return the strategy's own step, if it has one.
+    """Return the strategy's own step; ``None`` if the strategy has none.
 
     Raises:
         ConfigurationError: the strategy's step would not call an overridden hook.
@@ -56,11 +58,11 @@ def own_step(run: Run) -> Step | None:
 
 
 def _check_honoured(run: Run) -> None:
-    """Check that the strategy calls every overridden hook inside the step.
+    """Check that the strategy's step calls every overridden hook.
 
     Raises:
-        ConfigurationError: the strategy does not call an overridden hook, or does not clip although gradient_clip_val
-            is set.
+        ConfigurationError: the strategy does not call an overridden hook, or gradient_clip_val is set and the strategy
+            does not clip.
     """
     strategy, hooks = run.engine.strategy, run.hooks
     if strategy.facts.honoured_hooks == "all":
@@ -82,7 +84,9 @@ def _check_honoured(run: Run) -> None:
 
 
 def _parts(run: Run) -> StepParts:
-    """Return the parts of a step for the strategy, bound as the loop binds them for its own step."""
+    """Return the functions from which the strategy builds its step. The functions are bound as for the loop's own
+    step.
+    """
     strategy, precision, window = run.engine.strategy, run.engine.precision, run.window
     optimizers, shared = strategy.optimizers, window.gather is not None
     first = optimizers[0] if optimizers else None
@@ -90,7 +94,7 @@ def _parts(run: Run) -> StepParts:
     zero_grads = {id(each): pieces.bind_zero_grad(run, each) for each in optimizers}
     before_steps = {id(each): pieces.bind_before_step(run, each) for each in optimizers}
     differentiate, hold = pieces.bind_backward(run, first), pieces.hold_back(run)
-    held = False  # whether this backward pass runs inside accumulating(), without an exchange of gradients
+    held = False  # inside accumulating(): backward passes do not exchange gradients
 
     def begin(size: int = 1, optimizer: Optimizer | None = first) -> None:
         window.begin(size)
@@ -144,7 +148,7 @@ def _parts(run: Run) -> StepParts:
         if own_verb is None:
             precision.optimizer_step(optimizer)
         else:
-            own_verb(optimizer, lambda: None, strategy.model)  # the gradients are already computed
+            own_verb(optimizer, lambda: None, strategy.model)  # the closure is empty: gradients exist
         return precision.stepped
 
     assert strategy.model is not None  # setup() has run

@@ -1,5 +1,5 @@
-"""Bind the parts of a training step (forward, backward, clipping, clearing): each calls what the module, the callbacks,
-the precision and the strategy override.
+"""Bind the parts of a training step (forward, backward, clipping, clearing) to the methods that the module, callbacks,
+precision and strategy override.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from drivetrain.strategies.step import Step as StepVerbs
 Step = Callable[[Any, int, int, bool, int], Any]
 """``step(batch, batch_idx, position, last, divisor)`` returns what ``training_step`` returned.
 
-``position`` is the batch's number in its window (the batches of one optimizer step), from 1. ``last``: the window ends
-with this batch. The step divides the loss by ``divisor``, the expected number of batches in the window, and adds its
-optimizer steps to ``progress.global_step``.
+``position`` is the number of the batch in its window (the batches of one optimizer step), from 1. ``last``: the window
+ends with this batch. The step divides the loss by ``divisor``, the expected number of batches in the window, and adds
+its optimizer steps to ``progress.global_step``.
 """
 
 TrainingStep = Callable[[Any, int], Any]
@@ -34,12 +34,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def measured(run: Run, action: str, call: F) -> F:
-    """Return ``call``; with a profiler, return a function that does the same and is measured as ``action``."""
+    """Return ``call``. If there is a profiler, return a wrapper whose calls are measured as ``action``."""
     return call if run.hooks.spans is None else cast("F", run.hooks.spans.wrap(action, call))
 
 
 def in_forward_context(run: Run, call: F) -> F:
-    """Return a function that runs ``call`` in the precision's context for forward passes, if there is one."""
+    """Return a function that runs ``call`` in the precision's context for forward passes; ``call`` if there is no
+    context.
+    """
     context = run.engine.forward_context()
     if context is None:
         return call
@@ -52,7 +54,9 @@ def in_forward_context(run: Run, call: F) -> F:
 
 
 def bind_training_step(run: Run) -> TrainingStep:
-    """Return a function of a batch and its index that calls ``training_step`` with those that its signature accepts."""
+    """Return a function of a batch and its index that calls ``training_step``, without the index if the signature has
+    none.
+    """
     step = measured(run, "training_step", familiar.bind_step_of(run.engine.strategy, "training_step"))
     if (batches := run.batches) is not None:
         return batches.bound(step)
@@ -62,19 +66,23 @@ def bind_training_step(run: Run) -> TrainingStep:
 
 
 def training_step_arguments(module: Any, batch: Any, batch_idx: int) -> tuple[Any, ...]:
-    """Return the arguments for ``module.training_step``: the batch, and its index if the signature accepts it."""
+    """Return the arguments for ``module.training_step``: the batch, and the batch's index if the signature accepts an
+    index.
+    """
     return (batch, batch_idx) if positional_arity(module.training_step) > 1 else (batch,)
 
 
 def bind_backward(run: Run, optimizer: Optimizer | None = None, direct: Backward = Tensor.backward) -> Backward:
-    """Return the function that computes the final loss's gradients; ``direct`` if nothing overrides ``backward``."""
+    """Return the function that computes the gradients of a loss; ``direct`` if no code overrides ``backward``."""
     strategy, differentiate = run.engine.strategy, _bind_differentiate(run, direct)
     strategy.driver.differentiate = differentiate
     return measured(run, "backward", familiar.bind_backward(strategy, differentiate, optimizer))
 
 
 def _bind_differentiate(run: Run, direct: Backward) -> Backward:
-    """Return a function that scales the loss, and calls ``backward`` between the hooks before and after it."""
+    """Return a function that scales the loss, and calls ``on_before_backward``, ``backward`` and
+    ``on_after_backward``.
+    """
     precision = run.engine.precision
     scale = precision.scale if precision.scales_loss else None
     before_backward = run.hooks.bind("on_before_backward")
@@ -97,9 +105,9 @@ def _bind_differentiate(run: Run, direct: Backward) -> Backward:
 
 
 def bind_zero_grad(run: Run, optimizer: Optimizer, direct: Callable[[], None] | None = None) -> Callable[[], None]:
-    """Return the function that starts the batches of an optimizer step: call the hook, then clear the gradients.
+    """Return the function that calls ``on_before_zero_grad``, then clears the gradients.
 
-    ``direct``: called to clear the gradients, if no module or strategy overrides how they are cleared.
+    ``direct``: clears the gradients, unless the module or the strategy overrides how gradients are cleared.
     """
     if run.engine.strategy.facts.earlier.clears_last:
         return lambda: None
@@ -124,10 +132,10 @@ def bind_clear(run: Run, optimizer: Optimizer, direct: Callable[[], None] | None
 def as_one_of_many(
     window: Window, loss: Tensor | None, weight: float | Tensor | None
 ) -> tuple[Tensor, float | Tensor | None]:
-    """Return this rank's loss and weight for the mean over the ranks.
+    """Return this rank's loss and weight, prepared for the mean over all ranks.
 
-    A rank that has no batch left repeats its last batch with the weight 0, so that the rank contributes nothing to the
-    mean.
+    A rank that has no batch left repeats its last batch. The repeated batch gets the weight 0, so that it does not
+    change the mean.
 
     Raises:
         ConfigurationError: there is no loss, so the other ranks would wait for this rank's gradients.
@@ -144,7 +152,9 @@ def as_one_of_many(
 
 
 def hold_back(run: Run) -> Callable[[], AbstractContextManager[Any]] | None:
-    """Return the strategy's context for backward passes without an exchange of gradients; ``None`` if it has none."""
+    """Return the strategy's context in which backward passes do not exchange gradients; ``None`` if there is no such
+    context.
+    """
     strategy = run.engine.strategy
     assert strategy.model is not None  # setup() has run
     return familiar.bind_accumulating(strategy, strategy.model)
@@ -153,8 +163,8 @@ def hold_back(run: Run) -> Callable[[], AbstractContextManager[Any]] | None:
 def exchanges_always(run: Run) -> bool:
     """Whether the ranks exchange gradients in every backward pass.
 
-    The context is entered to find out, because a strategy's ``accumulating`` may call the base method, which does not
-    prevent the exchange and sets ``driver.exchanges_always``.
+    The function enters the context to find out. A strategy's ``accumulating`` may call the base method. The base method
+    does not prevent the exchange, and sets ``driver.exchanges_always``.
     """
     held_back, driver = hold_back(run), run.engine.strategy.driver
     if held_back is None:
@@ -166,9 +176,9 @@ def exchanges_always(run: Run) -> bool:
 
 
 def bind_clipping(run: Run) -> Callable[..., Any] | None:
-    """Return the function that clips gradients, called with the optimizer, the value and the algorithm; ``None`` if
-    nothing clips. The function is the module's method if the user overrides it, else the strategy's, else the
-    precision's.
+    """Return the function that clips gradients; ``None`` if no gradients are clipped. The function takes the optimizer,
+    the value and the algorithm. The result is the module's method if the user overrides one, else the strategy's, else
+    the precision's.
     """
     if (own := run.hooks.bind_method("configure_gradient_clipping")) is not None:
         return own
@@ -180,16 +190,16 @@ def bind_clipping(run: Run) -> Callable[..., Any] | None:
 
 
 def bind_before_step(run: Run, optimizer: Optimizer | None) -> Callable[[], None] | None:
-    """Return the function that processes the final gradients before the optimizer step; ``None`` if it would do
-    nothing.
+    """Return the function that unscales, rescales and clips the gradients before the optimizer step; ``None`` if these
+    operations are not needed.
     """
     hooks, settings, precision, window = run.hooks, run.settings, run.engine.precision, run.window
     before_step_hooks = hooks.bind("on_before_optimizer_step")
     clip_val, algorithm = settings.gradient_clip_val, settings.gradient_clip_algorithm
     clip = bind_clipping(run)
     unscale = precision.unscale_gradients if precision.scales_loss else None
-    # An open window may be larger than accumulate_grad_batches is now. With several ranks, gradients are divided by the
-    # sum of all ranks' weights.
+    # A window that has begun keeps its size if accumulate_grad_batches is changed. With several ranks, gradients are
+    # divided by the sum of all ranks' weights.
     several = run.limits.accumulate > 1 or window.batches_done > 0 or window.gather is not None
     may_rescale = several and not run.engine.strategy.facts.handles_gradient_accumulation
     if optimizer is None or not (before_step_hooks or clip or unscale or may_rescale):

@@ -11,7 +11,7 @@ from typing import Any
 
 
 class TrainerFn(str, Enum):
-    """The entry point of the Trainer that was called. Its text is the name: ``str(TrainerFn.FITTING)`` is "fit"."""
+    """A method of the Trainer that starts a run; ``str(TrainerFn.FITTING)`` is "fit"."""
 
     FITTING = "fit"
     VALIDATING = "validate"
@@ -37,12 +37,12 @@ class RunningStage(str, Enum):
 
     @property
     def dataloader_prefix(self) -> str:
-        """The stage's word in names such as ``val_dataloader``: "train", "val", "test" or "predict"."""
+        """The word for the stage in names such as ``val_dataloader``: "train", "val", "test" or "predict"."""
         return "val" if self in (RunningStage.VALIDATING, RunningStage.SANITY_CHECKING) else self.value
 
 
 class TrainerStatus(str, Enum):
-    """The state of the entry point that was called last."""
+    """The state of the last call of ``fit``, ``validate``, ``test`` or ``predict``."""
 
     INITIALIZING = "initializing"
     RUNNING = "running"
@@ -51,24 +51,24 @@ class TrainerStatus(str, Enum):
 
     @property
     def stopped(self) -> bool:
-        """Whether the entry point has ended, successfully or not."""
+        """Whether the call has ended, normally or by an exception."""
         return self in (TrainerStatus.FINISHED, TrainerStatus.INTERRUPTED)
 
 
 class Phase(IntEnum):
-    """The phase of a run. The tens digit gives the stage: see :attr:`Progress.loop_stage`.
+    """The phase of a run. The tens digit is the stage: see :attr:`Progress.loop_stage`.
 
-    An epoch of a fit goes through EPOCH_START, then for each batch FETCH to LOG_FLUSH, with a validation in between
-    where one is due, then EPOCH_END and BETWEEN_EPOCHS.
+    An epoch begins with EPOCH_START. Each batch goes through FETCH to LOG_FLUSH; a validation may follow. The epoch
+    ends with EPOCH_END and BETWEEN_EPOCHS.
 
     Attributes:
-        SET_UP: an entry point was called, but its loop has not begun.
+        SET_UP: ``fit``, ``validate``, ``test`` or ``predict`` was called, but its loop has not begun.
         FETCH: the loop waits for a batch. BATCH_START: hooks before the step. FORWARD: ``training_step``.
         OPTIMIZER_STEP: includes the learning-rate schedulers. BATCH_END: hooks after the step.
-        VALIDATION_DUE: a validation is about to begin. VALIDATED: a validation has ended, but the rest of the batch
-            before it is still to come.
+        VALIDATION_DUE: a validation is about to begin. VALIDATED: a validation has ended, but the loop has not finished
+            the training batch that preceded the validation.
         EPOCH_END: the epoch's batches are done, and its end hooks are running.
-        BETWEEN_EPOCHS: an epoch has ended completely, and the next has not begun.
+        BETWEEN_EPOCHS: an epoch has ended completely, and the next epoch has not begun.
     """
 
     NONE = 0
@@ -106,56 +106,56 @@ class Phase(IntEnum):
 
 
 _PHASES: Mapping[int, Phase] = {int(phase): phase for phase in Phase}
-"""The phases by number. Looking one up here is faster than ``Phase(number)``, which makes two calls."""
+"""The phases by number. A lookup in this dictionary is faster than ``Phase(number)``, which makes two calls."""
 
 _STAGES: Sequence[RunningStage | None] = (None, RunningStage.TRAINING, *RunningStage)
-"""The stages by the tens digit of a phase: 0 is no stage, 1 and 2 are training, 3 to 6 are the other stages."""
+"""The stages by the tens digit of a phase. 0: no stage; 1 and 2: training; 3 to 6: the other stages."""
 
 
 def phase_name(number: int) -> str:
-    """Return the name of a phase in words."""
+    """Return the name of a phase in lower case, with spaces."""
     return Phase(number).name.lower().replace("_", " ")
 
 
 @dataclass(slots=True)
 class Progress:
-    """The counters of one Trainer. Callbacks, loggers and the progress bar's thread read them.
+    """The counters of one Trainer, which callbacks, loggers and the progress bar's thread read.
 
     The methods of this class write most counters. The training loop (``loops/epoch.py``) writes the counters of its
     batches, the step (``loops/step.py``) writes ``global_step``, and the evaluation loop (``loops/evaluate.py``) writes
     ``eval_batch_idx``.
 
     Attributes:
-        slot: four integers, which another thread can read. The loops write them directly, because a method call takes
-            time: the :class:`Phase`; the number of batches begun, in training and evaluation together; ``global_step``
-            when the last training batch began; how many contexts of :meth:`storing` are entered.
-        resume_phase: during the set-up of a run that resumes, the phase in which the checkpoint was saved, if that was
+        slot: four integers, which another thread can read. The loops write these integers directly, because a method
+            call takes time. 0: the :class:`Phase`. 1: the number of training and evaluation batches that have begun. 2:
+            ``global_step`` at the start of the last training batch. 3: the number of open contexts of :meth:`storing`.
+        resume_phase: during the set-up of a run that resumes, the phase of the checkpoint, if the checkpoint was saved
             after an epoch's last batch or in a validation; else ``None``.
-        fn, status: the entry point that was called, and the state of its run.
+        fn, status: the Trainer's method that was called, and the state of the call.
         current_epoch: the number of completed epochs, and so the index of the running epoch, from 0.
-        batch_idx: index of the current batch in its epoch, from 0; -1 before the first.
-        batches_done: batches of the current epoch whose hooks have all run.
-        earlier_batches: batches of all epochs that have ended; ``total_batches`` adds those of the current epoch.
-        global_step: optimizer steps.
-        stepped_batches: finished windows (the batches of one optimizer step), including those whose optimizer step was
-            skipped. The loggers' x axis is the index of the last finished window (``logger_step``), not
-            ``global_step``, which counts each optimizer's step.
-        num_training_batches: batches per epoch; ``inf`` if the loader has no length.
+        batch_idx: the index of the current batch in its epoch, from 0; -1 before the first batch.
+        batches_done: the number of batches of the current epoch whose hooks have all run.
+        earlier_batches: the number of batches in all epochs that have ended; ``total_batches`` also counts the current
+            epoch.
+        global_step: the number of optimizer steps.
+        stepped_batches: the number of finished windows (the batches of one optimizer step), including windows whose
+            optimizer step was skipped. The loggers' x axis is the index of the last finished window (``logger_step``).
+            The x axis is not ``global_step``, because ``global_step`` counts the steps of each optimizer.
+        num_training_batches: the number of batches per epoch; ``inf`` if the loader has no length.
         stepped: whether the last batch's optimizer step happened.
-        flush_due: the last batch's logged values are still to be read and sent to the loggers.
-        cut_batches: if a limit or a request to stop ended the epoch early, the number of its batches; else -1.
+        flush_due: the loop has not yet sent the last batch's logged values to the loggers.
+        cut_batches: the number of the epoch's batches, if a limit or a request to stop ended the epoch early; else -1.
         is_last_batch: whether the current batch is the last of its epoch.
-        end_began: the epoch's end hooks have begun; they, or a validation after them, may still be running.
-        resumed_batches: ``total_batches`` at the time when a checkpoint was restored; -1 if none was.
-        should_stop: a callback, the module or the user asked the run to end. It ends once min_epochs and min_steps are
-            reached.
+        end_began: the epoch's end hooks have begun. The hooks, or a validation after the hooks, may still be running.
+        resumed_batches: ``total_batches`` when a checkpoint was restored; -1 if no checkpoint was restored.
+        should_stop: a callback, the module or the user asked the run to end. The run ends once it has reached
+            min_epochs and min_steps.
         eval_batch_idx, num_eval_batches: the index of the current batch, and the number of batches, in the current
             evaluation.
-        eval_steps: for each stage, the number of batches that each evaluation loader has yielded so far: the x axis of
-            values that an evaluation logs per step.
-        loss: the last loss that was read for a progress bar; ``None``: none yet. shows_loss: a progress bar shows the
-            loss.
-        loss_wanted: the loop reads the loss when the hooks of the running batch have run.
+        eval_steps: for each stage, the number of batches that each evaluation loader has yielded so far. Values that an
+            evaluation logs per step have this x axis.
+        loss: the last loss that was read for a progress bar, or ``None``. shows_loss: a progress bar shows the loss.
+        loss_wanted: a request to the loop: read the loss after the hooks of the running batch.
     """
 
     slot: list[int] = field(default_factory=lambda: [int(Phase.NONE), 0, 0, 0])
@@ -197,7 +197,7 @@ class Progress:
 
     @property
     def stage(self) -> RunningStage | None:
-        """The running stage as :attr:`loop_stage`; during set-up and teardown, the stage of the entry point."""
+        """The running stage. During set-up and teardown: the stage for which the Trainer was called."""
         if self.slot[0] != Phase.SET_UP or self.fn is None:
             return self.loop_stage
         return RunningStage.TRAINING if self.fn is TrainerFn.FITTING else RunningStage(self.fn.value)
@@ -209,17 +209,19 @@ class Progress:
 
     @property
     def epoch_ending(self) -> bool:
-        """Whether the epoch's end hooks are running, or a validation that follows them."""
+        """Whether the epoch's end hooks, or a validation after these hooks, are running."""
         return self.end_began or self.phase is Phase.EPOCH_END
 
     @property
     def between_epochs(self) -> bool:
-        """Whether an epoch has ended completely and the next has not begun."""
+        """Whether an epoch has ended completely, and the next epoch has not begun."""
         return self.phase in (Phase.BETWEEN_EPOCHS, Phase.TRAIN_END)
 
     @property
     def validation(self) -> str:
-        """The state of a validation inside a fit: "running"; "done" until the loop finishes the batch; else ""."""
+        """The state of a validation in a fit: "running", "done" (but the loop has not finished the batch before it), or
+        "".
+        """
         phase = self.phase
         if self.fn is not TrainerFn.FITTING and self.resume_phase is None:
             return ""
@@ -234,7 +236,7 @@ class Progress:
 
     @property
     def epochs_done(self) -> int:
-        """Number of epochs whose last batch is done, including one whose end hooks are running."""
+        """Number of epochs whose last batch is done. An epoch whose end hooks are running is counted."""
         return self.current_epoch + self.epoch_ending
 
     @property
@@ -254,12 +256,12 @@ class Progress:
 
     @property
     def total_batches(self) -> int:
-        """Training batches done over all epochs."""
+        """Number of finished training batches in all epochs."""
         return self.earlier_batches + self.batches_done
 
     @property
     def restarting(self) -> bool:
-        """Whether the run was resumed from a checkpoint, and has not finished a batch since."""
+        """Whether the run has resumed from a checkpoint, and has not finished a batch after that."""
         return self.resumed_batches == self.total_batches
 
     @property
@@ -270,19 +272,21 @@ class Progress:
     # ---- changes -----------------------------------------------------------------------------------------------------
 
     def begin_run(self, fn: TrainerFn) -> None:
-        """Reset what belongs to the previous run of this Trainer, but not the numbers of steps and epochs."""
+        """Reset the counters and flags of the Trainer's previous run, except the numbers of steps and epochs."""
         self.fn, self.status, self.slot[0], self.resume_phase = fn, TrainerStatus.RUNNING, Phase.SET_UP, None
         self.batch_idx, self.batches_done, self.eval_batch_idx = -1, 0, -1
         self.is_last_batch = self.should_stop = self.flush_due = self.stepped = self.end_began = False
         if fn is TrainerFn.FITTING:
             self.num_training_batches = 0  # the loader of this run may have another length
         else:
-            self.cut_batches = -1  # only a fit has a position in the training data
+            self.cut_batches = -1  # only a fit can be in an epoch
         self.resumed_batches = -1
         self.loss, self.shows_loss, self.loss_wanted = None, False, False
 
     def end_run(self, interrupted: bool = False) -> None:
-        """Called when the entry point ends. After an exception (``interrupted``), the phase stays as it was then."""
+        """Called when the Trainer's method ends. ``interrupted``: the method ended by an exception; the phase stays
+        unchanged.
+        """
         if interrupted:
             self.status = TrainerStatus.INTERRUPTED
         else:
@@ -294,17 +298,19 @@ class Progress:
             setattr(self, each.name, getattr(other, each.name))
 
     def show_in(self, words: Any) -> Any:
-        """Replace the memory of :attr:`slot` with ``words``; return the previous memory."""
+        """Replace :attr:`slot` by ``words``, an object with four integers; return the previous object."""
         before, self.slot = self.slot, words
         return before
 
     def enter(self, phase: Phase) -> None:
-        """Set the phase; for the phases of a batch, the loops write it into :attr:`slot` without this call."""
+        """Set the phase. Inside a batch, the loops do not call this method, but write the phase into :attr:`slot`."""
         self.slot[0] = phase
 
     @contextmanager
     def storing(self) -> Iterator[None]:
-        """Context in which :attr:`slot` shows that the run waits for a checkpoint; contexts may be nested."""
+        """Context in which :attr:`slot` records that the run waits for a checkpoint to be saved. Contexts can be
+        nested.
+        """
         self.slot[3] += 1
         try:
             yield
@@ -318,22 +324,22 @@ class Progress:
         self.slot[0], self.resume_phase = Phase.EPOCH_START, None
 
     def resume_at(self, phase: Phase) -> None:
-        """Resume at ``resume_phase``, the phase in which the checkpoint was saved; if it is ``None``, at ``phase``."""
+        """Enter ``resume_phase``, the phase of the checkpoint; enter ``phase`` if ``resume_phase`` is ``None``."""
         self.slot[0] = phase if self.resume_phase is None else self.resume_phase
         self.resume_phase = None
 
     def count_batches_as(self, batches: int) -> None:
-        """Set the number of finished batches of a resumed epoch, counted in batches of this run's size."""
+        """Set the number of finished batches of a resumed epoch, converted to this run's batch size."""
         self.batches_done, self.batch_idx = batches, batches - 1
         self.cut_batches = batches if self.epoch_cut else -1
         self.resumed_batches = self.total_batches
 
     def count_epochs_as(self, epochs: int) -> None:
-        """Set the number of finished epochs; a fit of ``drivetrain.legacy`` lowers it to train the last epoch again."""
+        """Set the number of finished epochs. ``drivetrain.legacy`` lowers the number to train the last epoch again."""
         self.current_epoch = epochs
 
     def expect_batches(self, count: float) -> None:
-        """Set the number of training batches in an epoch, which is now known or has changed."""
+        """Set the number of training batches in an epoch."""
         self.num_training_batches = count
 
     def end_epoch(self, cut: bool) -> None:
@@ -342,13 +348,13 @@ class Progress:
         self.slot[0], self.end_began = Phase.EPOCH_END, True
 
     def close_epoch(self) -> None:
-        """Called when the epoch's end hooks and the validation after them are done."""
+        """Called after the epoch's end hooks, and after a validation that follows these hooks."""
         self.current_epoch += 1
         self.earlier_batches += self.batches_done
         self.batches_done, self.slot[0], self.end_began = 0, Phase.BETWEEN_EPOCHS, False
 
     def show_batch(self, batch_idx: int, is_last: bool) -> None:
-        """Set :attr:`batch_idx` for an earlier batch that is computed again, and back after that."""
+        """Set :attr:`batch_idx`; called before and after an earlier batch is computed again."""
         self.batch_idx, self.is_last_batch = batch_idx, is_last
 
     def count_steps(self, steps: int) -> None:
@@ -356,25 +362,25 @@ class Progress:
         self.global_step += steps
 
     def want_loss(self) -> None:
-        """Ask the loop to read the loss of the next batch; any thread may call this."""
+        """Ask the loop to read the loss of the next batch. Any thread can call this method."""
         self.shows_loss = self.loss_wanted = True
 
     def show_loss(self, loss: float | None) -> None:
-        """Set the loss that a progress bar shows; ``None``: the step returned no loss, and the bar does not change."""
+        """Set the loss that a progress bar shows. ``None``: the step returned no loss, and the bar does not change."""
         self.loss_wanted = False
         if loss is not None:
             self.loss = loss
 
     def count_once(self) -> None:
-        """Count the last batch as one optimizer step, however many steps it has made."""
+        """Count the last batch as one optimizer step, regardless of the number of its optimizer steps."""
         self.global_step, self.stepped = self.slot[2] + 1, True
 
     def ask_to_stop(self, stop: bool = True) -> None:
-        """Request the end of the run, or withdraw that request."""
+        """Request the end of the run, or withdraw an earlier request."""
         self.should_stop = stop
 
     def restore_eval_steps(self, eval_steps: dict[str, list[int]]) -> None:
-        """Set :attr:`eval_steps` back after an evaluation whose batches do not count, such as a sanity check."""
+        """Restore :attr:`eval_steps` after an evaluation whose batches do not count, such as a sanity check."""
         self.eval_steps = eval_steps
 
     def begin_evaluation_of(self, batches: float) -> None:
@@ -382,7 +388,9 @@ class Progress:
         self.num_eval_batches, self.eval_batch_idx = batches, -1
 
     def end_evaluation_of(self, stage: str, dataloader_idx: int) -> None:
-        """Called after a pass over an evaluation loader: the x axis of its next pass begins after these batches."""
+        """Called after a pass over an evaluation loader: count its batches. The next pass logs at the following
+        steps.
+        """
         self.eval_steps[stage][dataloader_idx] += self.eval_batch_idx + 1
 
     def eval_steps_of(self, stage: str, dataloader_idx: int) -> int:
@@ -400,7 +408,7 @@ class Progress:
         return {**state, "eval_steps": copied(self.eval_steps)}
 
     def deferred_state_dict(self) -> Callable[[], dict[str, Any]]:
-        """Return a function that returns the :meth:`state_dict` as it is now, even if the function is called later."""
+        """Return a function that creates the present :meth:`state_dict`. The function can be called later."""
         values, phase, eval_steps = _FIELDS(self), self.slot[0], self.eval_steps and copied(self.eval_steps)
 
         def state_dict() -> dict[str, Any]:
@@ -411,14 +419,14 @@ class Progress:
         return state_dict
 
     def load_state_dict(self, state: dict[str, Any], goes_on: bool = True) -> None:
-        """Restore a result of :meth:`state_dict`. ``goes_on``: the fit completes an epoch that ended early."""
+        """Restore a result of :meth:`state_dict`. ``goes_on``: the fit completes a saved epoch that had ended early."""
         for name in _COUNTERS:
             if name in state:
                 setattr(self, name, state[name])
         self.should_stop = self.should_stop or state.get("should_stop", False)
         self.resume_phase, self.end_began = _resume_phase(state), state.get("epoch_ending", False)
         self.cut_batches = state.get("cut_batches", 0) if state.get("epoch_cut") else -1
-        if self.epoch_cut and goes_on:  # a limit that has changed since, or a request to stop, ended the epoch early
+        if self.epoch_cut and goes_on:  # complete the epoch that ended early
             if not self.epoch_ending:
                 self.current_epoch -= 1
                 self.earlier_batches -= self.cut_batches

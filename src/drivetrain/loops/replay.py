@@ -37,14 +37,13 @@ _LINE = re.compile(r'  File "(.+)", line (\d+)')
 
 
 class Replay:
-    """Replays some windows (the batches of one optimizer step) of a run: computes them a second time from the same
-    state.
+    """Computes some windows (the batches of one optimizer step) of a run twice, from the same state.
 
     Args:
         run: the run.
-        is_due: called when a window begins; returns whether the window is replayed.
-        judge: called with the window after its last backward pass, before hooks or clipping change the gradients.
-            ``judge`` compares the results, and may raise.
+        is_due: called when a window begins; returns whether to replay the window.
+        judge: called with the window after the window's last backward pass, and before the gradients are clipped. The
+            function compares the results, and may raise.
     """
 
     def __init__(self, run: Run, is_due: Callable[[], bool], judge: Callable[[ReplayedWindow], None]) -> None:
@@ -52,7 +51,7 @@ class Replay:
         self._window: ReplayedWindow | None = None
 
     def bind(self, bound: BoundStep) -> BoundStep:
-        """Return a step that runs ``bound``, and replays the windows for which ``is_due``."""
+        """Return a step that runs ``bound``, and replays the windows for which ``is_due`` returns true."""
         run_batch = bound.run
 
         def step(batch: Any, batch_idx: int, position: int, last: bool, divisor: int) -> Any:
@@ -75,9 +74,7 @@ class Replay:
 
 @dataclass
 class _Outcome:
-    """The results of a window, copied to the host: the loss and the random state of each batch, the gradient of each
-    parameter, and its clipped gradient.
-    """
+    """The results of a window, on the host: losses, random states, gradients and clipped gradients."""
 
     losses: list[Tensor | None]
     gradients: dict[str, Tensor | None]
@@ -86,7 +83,7 @@ class _Outcome:
 
 
 class ReplayedWindow:
-    """The batches of a window, with the state before the first of them.
+    """The batches of a window, and the state before the window's first batch.
 
     Attributes:
         losses: the batches' losses, on the host.
@@ -100,8 +97,9 @@ class ReplayedWindow:
         self.losses, self.random = list[Tensor | None](), list[dict[str, Any]]()
 
     def keep(self, batch: Any, *others: Any) -> None:
-        """Keep what a replay of this batch needs: the batch, the step's other arguments, and the random states, which
-        a validation or the fetch of this batch may have changed since the previous batch.
+        """Keep the inputs for a replay of this batch: the batch, the step's other arguments, and the random states. The
+        random states may differ from those after the previous batch, because a validation or a loader may draw random
+        numbers.
 
         Tensors are copied, because the step may write into them.
         """
@@ -116,8 +114,9 @@ class ReplayedWindow:
 
     @contextmanager
     def undone(self) -> Iterator[None]:
-        """Context at whose end everything that replays change is restored: parameters, buffers, gradients, random
-        generators, metric objects, and the attributes of the module and its layers. Values logged inside are discarded.
+        """Context that undoes the effects of replays at its end. The context restores parameters, buffers, gradients,
+        random generators, metric objects, and attributes of the module and of its layers. Values that are logged inside
+        the context are discarded.
         """
         module, progress, driver = self._run.module, self._run.progress, self._run.engine.strategy.driver
         self._first = _Outcome(self.losses, self._gradients(), self.random, {})
@@ -134,7 +133,9 @@ class ReplayedWindow:
             yield
 
     def differences(self) -> list[str]:
-        """Replay the window; return, as phrases for a message, which results are not bit-equal to the first ones."""
+        """Replay the window. Return phrases for a message: the results that differ from the first results in any
+        bit.
+        """
         first, other = self._first, self._again()
         pairs = zip(self._batches, first.losses, other.losses, strict=True)
         batches = [str(arguments[1]) for (arguments, *_), *losses in pairs if not same_bits(*losses)]
@@ -150,16 +151,18 @@ class ReplayedWindow:
         return [*found, f"the random state of {', '.join(states)}"] if states else found
 
     def operations(self) -> list[Operation]:
-        """Replay the window, and return its operations. A backward operation has the place of its forward operation."""
+        """Replay the window, and return its operations. The place of a backward operation is the user's line of the
+        forward operation.
+        """
         mode = Operations(_place)
-        with torch.autograd.set_detect_anomaly(True, check_nan=False):  # nodes store the stack of their forward call
+        with torch.autograd.set_detect_anomaly(True, check_nan=False):  # nodes then store their forward stack
             self._again(mode)
         return mode.found
 
     def _again(self, mode: AbstractContextManager[Any] | None = None) -> _Outcome:
         run, losses, random = self._run, list[Tensor | None](), list[dict[str, Any]]()
         self._state.put()
-        before = self._gradients_at_start  # a step may not clear the gradients of all parameters
+        before = self._gradients_at_start  # a step may not clear all gradients
         pairs = zip(run.module.parameters(), before.values(), strict=True)
         own = [(each, None if value is None else each.grad) for each, value in pairs]
         _set_gradients(own, before)
@@ -185,7 +188,9 @@ class ReplayedWindow:
         return {name: None if each.grad is None else _on_host(each.grad) for name, each in named.items()}
 
     def _clipped(self) -> dict[str, Tensor | None]:
-        """Clip the gradients, and return copies; return {} if nothing clips, or if the precision scales the loss."""
+        """Clip the gradients, and return copies of them; return {} if clipping is off, or if the precision scales the
+        loss.
+        """
         run, settings = replace(self._run, hooks=self._run.hooks.without_callbacks()), self._run.settings
         clip = pieces.bind_clipping(run)
         if clip is None or self._optimizer is None or run.engine.precision.scales_loss:
@@ -195,7 +200,7 @@ class ReplayedWindow:
 
 
 class _Tensors:
-    """The values of a module's parameters and buffers, on the host."""
+    """Host copies of the values of a module's parameters and buffers."""
 
     def __init__(self, module: nn.Module) -> None:
         self._buffers = [(own_buffers(each), dict(own_buffers(each))) for each in module.modules()]
@@ -231,8 +236,8 @@ def _loss_in(output: Any) -> Tensor | None:
 
 
 def _place(frame: Any) -> str:
-    """Return the user's line that called an operation; in a backward pass, the line that called the forward operation;
-    "" if this package called the operation.
+    """Return the user's line that called an operation; "" if this package called the operation. For an operation of a
+    backward pass, return the line that called the forward operation.
     """
     if (line := _line(_frames(frame))) is not None:
         return line

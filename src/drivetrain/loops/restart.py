@@ -1,16 +1,18 @@
-"""The state of a fit in a checkpoint, so that a resumed fit is bit-equal to an uninterrupted one.
+"""Capture the loop's state for a checkpoint, so that a resumed fit computes the same bits as an uninterrupted fit.
 
-A window is the batches of one optimizer step. A fit can be resumed at these points: the end of any batch of a window;
-a validation, which starts again unless only its last hooks are left; the end of an epoch; the start of an epoch; and,
-after an exception, the start of the window in which it was raised. A run that resumes from a checkpoint saved in the
-middle of a batch begins at that batch's start, and warns that it is not equal to an uninterrupted run.
+A window is the batches of one optimizer step. A fit can resume at the end of a batch, in a validation, at the end of an
+epoch, and at the start of an epoch. A resumed validation starts again, unless only its last hooks are left. After an
+exception, a fit can resume at the start of the window in which the exception was raised. If a checkpoint was saved in
+the middle of a batch, the fit resumes at the start of that batch, and warns that its results may differ from those of
+an uninterrupted fit.
 
 [Note: callbacks at a restart point]
-A run may resume at an earlier point than the one at which its checkpoint was saved: the start of a window, of a
-validation or of an epoch. The callbacks then need their states from that earlier point, or they would count batches
-twice. The same is true of optimizers and schedulers, because hooks may have changed their learning rates and parameter
-groups, and will change them again. So a fit with a callback that saves on exceptions copies these states at these
-points. Callbacks that save checkpoints are left out, because their states describe files, and the files remain.
+The restart point (the point at which a run resumes) may be earlier than the point at which the checkpoint was saved:
+the start of a window, of a validation or of an epoch. The callbacks then need their states from the restart point. A
+callback with a later state would count batches twice. The optimizers and schedulers also need their learning rates and
+parameter groups from the restart point, because hooks will change these again. If a callback saves on exceptions, the
+fit therefore copies these states at each possible restart point. States of callbacks that save checkpoints are not
+copied, because these states describe files, and the files remain.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ from drivetrain.strategies.sharded_state import boxes_of
 
 State = dict[str, Any]
 
-# numbers, because comparing them with a phase makes no call
+# integers, because comparing integers is faster than comparing members of an enumeration
 _INSIDE_EPOCH = (int(Phase.BATCH_END), int(Phase.FETCH))
 _SIZE: Form = (int, None, count)
 RESTART: Form = {
@@ -50,38 +52,38 @@ RESTART: Form = {
     "agreed_steps?": {str: number}, "data_ranks?": (None, count), "divided_from?": count,
     "order?": (None, {"sampler": str, "samples": _SIZE, "dataset": _SIZE, "options": Mapping}),
 }  # fmt: skip
-"""The types of those entries of :func:`capture` that ``restart_checks.py`` does not check separately."""
+"""The types of the entries of a result of :func:`capture`. ``restart_checks.py`` checks other entries separately."""
 
 
 def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None, deferred: bool = False) -> State:
-    """Return the loop's state for a checkpoint from which a run can resume at the present point.
+    """Return the loop's state for a checkpoint, so that a run can resume at the present point.
 
     Args:
         run: the fit.
-        metrics: the module's metric objects, from :func:`metrics_in`; ``None``: search for them now.
-        deferred: leave out unchanging entries, which :func:`_window_start` adds later; ``rng`` may be a function.
+        metrics: the module's metric objects, from :func:`metrics_in`; ``None``: call :func:`metrics_in` now.
+        deferred: leave out the entries that :func:`_window_start` adds later. The entry ``rng`` may be a function.
 
     Returns:
         A dictionary with these entries, some of which may be missing:
 
         - ``progress``: the counters. ``rng``: the random state. ``data``: this rank's position in the training loader.
-        - ``samples``: the number of samples (with a user's batch sampler, of batches) that all ranks have done.
-        - ``order``: see :func:`~drivetrain.data.samplers.order_of`. ``data_ranks``: how many ranks share the data.
-        - ``divided_from``: if the epoch was resumed with another batch size, the number of samples before that point.
-        - ``window``, ``gradients``: for an incomplete window. ``logged``: running reductions of the epoch's values.
-        - ``exact``: whether a run that resumes here equals an uninterrupted one.
-        - ``cut_off``: true if the optimizer has stepped, but the rest of its batch did not run.
-        - ``settled``: true if the log's flush, the validation and schedulers' steps after the last batch are done.
-        - ``callbacks``, ``buffers``, ``options`` (of optimizers and schedulers), ``rank_state``, ``precision`` (a
-          function): the states as they were at the point where the run resumes, if they have changed since. ``ahead``:
-          the callbacks whose saved states are later than that point.
+        - ``samples``: the number of samples that all ranks have done; with a user's batch sampler, the number of
+        batches. - ``order``: see :func:`~drivetrain.data.samplers.order_of`. ``data_ranks``: how many ranks share the
+        data. - ``divided_from``: if the epoch was resumed with another batch size, the number of samples before that
+        point. - ``window``, ``gradients``: for an incomplete window. ``logged``: running reductions of the epoch's
+        values. - ``exact``: whether a run that resumes here computes the same as an uninterrupted run. - ``cut_off``:
+        true if the run ended after an optimizer's step, and before the end of that step's batch. - ``settled``: true if
+        the loop has done all that follows the last batch: log, validate, step the schedulers. - ``callbacks``,
+        ``buffers``, ``options`` (of optimizers and schedulers), ``rank_state``, ``precision`` (a function): states at
+        the restart point, if that is an earlier point. ``ahead``: the callbacks whose saved states are later than the
+        restart point.
 
     Raises:
         CheckpointError: an optimizer was interrupted in the middle of its step.
     """
     progress = run.progress
     state: State
-    if run.restart is not None and not run.restored:  # the run has not used its restart point yet: save it again
+    if run.restart is not None and not run.restored:  # the run has not yet resumed: save its checkpoint's state
         state = {**run.restart, "progress": _saved_progress(run)}
         return {**state, **_at_epoch_start(run)}
     if run.kept.stepping:
@@ -106,13 +108,13 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None, deferred: 
     }
     if not deferred:
         state.update(_of_the_loaders(run, state["data"]))
-    if in_batch and _has_stepped(run):  # a run that resumed at this batch would step twice
+    if in_batch and _has_stepped(run):  # a run that resumed at this batch would step again
         done = {"batches_done": progress.batch_idx + 1, "stepped_batches": progress.stepped_batches + 1}
         state["progress"] |= {**done, "held": 0, "stepped": True, "flush_due": run.book.copies}
         state["cut_off"] = True
         return state
     if in_batch:
-        state["settled"] = True  # the work after the previous batch was done before this batch began
+        state["settled"] = True  # this batch began after the previous batch was finished
         if state["data"] is not None and "given" in state["data"]:
             state["data"] = {**state["data"], "given": progress.batches_done}  # a resumed run repeats this batch
             state["samples"] = samples_done(run, state["data"])
@@ -136,9 +138,9 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None, deferred: 
 
 
 def shard_places(module: nn.Module) -> dict[str, list[list[int]]]:
-    """Return the offset of this rank's shard in each sharded parameter; unsharded parameters have no entry.
+    """Return the offset of this rank's shard in each sharded parameter. Parameters without shards have no entry.
 
-    A shape alone does not identify a shard: two strategies may make shards of one shape at different offsets.
+    The shape does not identify a shard, because two strategies may make equally large shards at different offsets.
     """
     sharded = {name: parameter for name, parameter in module.named_parameters() if is_dtensor(parameter)}
     if not sharded:
@@ -148,15 +150,17 @@ def shard_places(module: nn.Module) -> dict[str, list[list[int]]]:
 
 
 def _window_start(run: Run) -> State | None:
-    """Return the kept state of the window's start as a restart point; ``None`` if a parameter has changed since."""
+    """Return the state that was kept at the window's start; ``None`` if a parameter has changed since the window's
+    start.
+    """
     start, progress = run.kept.window_start, run.progress
     if start is None or progress.epoch_ending or progress.validation:
         return None
     if run.kept.unchanged is None or not run.kept.unchanged():
         return None  # code has changed a parameter without an optimizer step
     then = start["progress"]()
-    # The number of windows is compared, too: a window whose step was skipped because of an overflow has changed the
-    # scale.
+    # The number of windows must be equal, too: if a step was skipped because of an overflow, the loss scale has
+    # changed.
     names = ("current_epoch", "global_step", "stepped_batches")
     if any(then[name] != getattr(progress, name) for name in names):
         return None
@@ -178,7 +182,7 @@ def _of_the_loaders(run: Run, data: State | None) -> State:
 
 
 def _versions(parameters: Iterable[nn.Parameter]) -> list[int]:
-    """Return the version counters of tensors; every in-place change of a parameter changes one of them."""
+    """Return the parameters' version counters, which torch increases in each in-place change."""
     try:
         return [*map(version_of, parameters)]
     except RuntimeError:  # tensors created in inference mode have no version counter
@@ -186,15 +190,17 @@ def _versions(parameters: Iterable[nn.Parameter]) -> list[int]:
 
 
 def _has_stepped(run: Run) -> bool:
-    """Whether the optimizer has stepped in the current batch; false (unknown) if no callback saves on exceptions."""
+    """Whether the optimizer has stepped in the current batch. The result is false if no callback saves on
+    exceptions.
+    """
     if run.kept.window_start is None or not run.module.automatic_optimization:
         return False
     return bool(run.kept.window_start["progress"]()["global_step"] != run.progress.global_step)
 
 
 def _saved_progress(run: Run) -> State:
-    """Return the counters. A request to stop is saved only while ``min_epochs`` or ``min_steps`` delay it. Otherwise a
-    run that a request has ended could not train on when it is resumed.
+    """Return the counters. A request to stop is saved only if ``min_epochs`` or ``min_steps`` delay the stop. A request
+    that has ended the run is not saved, because the request would end the resumed run, too.
     """
     progress = run.progress
     return {
@@ -205,7 +211,7 @@ def _saved_progress(run: Run) -> State:
 
 
 def _at_epoch_start(run: Run) -> State:
-    """Return the states from the epoch's start if the epoch has begun and none of its batches has; else {}."""
+    """Return the states from the epoch's start if the epoch has begun, but its first batch has not; else {}."""
     progress = run.progress
     starts = progress.batch_idx == -1 and not (progress.epoch_ending or progress.between_epochs)
     return run.kept.at_epoch_start if starts else {}
@@ -218,7 +224,7 @@ def _position(run: Run) -> State | None:
     if passes is None:
         return None
     if (run.progress.epoch_ending or run.progress.between_epochs) and not run.progress.epoch_cut:
-        return passes.position()  # the next epoch starts after the batches fetched ahead, too
+        return passes.position()  # the next epoch continues after the batches fetched ahead
     return passes.flight or passes.position()
 
 
@@ -228,7 +234,9 @@ def _order(run: Run) -> State | None:
 
 
 def samples_done(run: Run, data: State | None) -> int | None:
-    """Return how many samples of the epoch all ranks together have finished at position ``data``; ``None``: unknown."""
+    """Return the number of the epoch's samples that all ranks together have finished at position ``data``; ``None``:
+    unknown.
+    """
     if (samples := samples_of_all_ranks(data)) is not None:
         return samples
     passes = run.loaders.made_passes
@@ -236,7 +244,9 @@ def samples_done(run: Run, data: State | None) -> int | None:
 
 
 def counted(state: Mapping[str, Any]) -> str:
-    """Return the number of finished samples in a result of :func:`capture` as text ("30 samples"); "": unknown."""
+    """Return a text such as "30 samples": the finished samples in a result of :func:`capture`; "" if the number is
+    unknown.
+    """
     if state.get("samples") is None:
         return ""
     own_batches = (state.get("order") or {}).get("own_batches")
@@ -244,8 +254,8 @@ def counted(state: Mapping[str, Any]) -> str:
 
 
 def states_now(run: Run) -> State:
-    """Return copies of the states ``callbacks``, ``buffers``, ``options`` and ``rank_state``, if a callback saves on
-    exceptions.
+    """If a callback saves on exceptions, return copies of the states ``callbacks``, ``buffers``, ``options`` and
+    ``rank_state``; else {}.
 
     See [Note: callbacks at a restart point]. Parameters are not copied, because only the optimizers change them.
     """
@@ -268,9 +278,7 @@ def _buffers(run: Run) -> State:
 
 
 class Options:
-    """A snapshot of the parameter groups of a strategy's optimizers, with their options, and of its schedulers'
-    states.
-    """
+    """A snapshot of a strategy's parameter groups, their options, and the schedulers' states."""
 
     def __init__(self, strategy: Any) -> None:
         self._groups = [
@@ -283,7 +291,9 @@ class Options:
         self._may_change = bool(self.schedulers) or any(isinstance(each, (Tensor, list)) for each in options)
 
     def hold(self, strategy: Any) -> bool:
-        """Return whether the snapshot is up to date; false with tensors or schedulers, which may change in place."""
+        """Return whether the snapshot is up to date. Return false if there are schedulers, or options that are tensors
+        or lists, because such objects may change in place.
+        """
         if self._may_change or strategy.lr_scheduler_configs:
             return False
         now = _parts(strategy)
@@ -291,7 +301,9 @@ class Options:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Context in which the optimizers have the snapshot's groups, so that a checkpoint contains these groups."""
+        """Context in which the optimizers have the snapshot's parameter groups, so that a checkpoint contains the
+        snapshot.
+        """
         now = [(optimizer, list(optimizer.param_groups)) for optimizer, _ in self._groups]
         try:
             for optimizer, groups in self._groups:
@@ -303,7 +315,7 @@ class Options:
 
 
 def _parts(strategy: Any) -> list[Any]:
-    """Return all objects in the optimizers' parameter groups, to be compared by identity."""
+    """Return all objects in the optimizers' parameter groups. The caller compares the objects by identity."""
     parts: list[Any] = []
     for optimizer in strategy.optimizers:
         for group in optimizer.param_groups:
@@ -327,7 +339,9 @@ def validation_start(run: Run) -> State:
 
 
 def _logged(run: Run, metrics: Mapping[str, nn.Module]) -> list[State]:
-    """Return the epoch's running reductions of logged values, with the paths of metric objects in their place."""
+    """Return the epoch's running reductions of logged values. Metric objects are replaced by their paths in the
+    module.
+    """
     if not (states := run.book.state_dict("train")):
         return []
     places = {id(metric): place for place, metric in metrics.items()}
@@ -346,7 +360,7 @@ def _logged(run: Run, metrics: Mapping[str, nn.Module]) -> list[State]:
 
 
 def watch_exceptions(run: Run) -> Callable[[], None]:
-    """Prepare for saving after an exception; return a function to call at the start of each window."""
+    """Prepare for saving after an exception. Return a function that the loop calls at the start of each window."""
     kept, progress, window, book, loaders = run.kept, run.progress, run.window, run.book, run.loaders
     strategy, precision = run.engine.strategy, run.engine.precision
 
@@ -370,7 +384,7 @@ def watch_exceptions(run: Run) -> Callable[[], None]:
         kept.window_start = None  # the earlier snapshot is out of date
         inside = progress.slot[0] in _INSIDE_EPOCH and progress.batch_idx >= 0 and not progress.end_began
         if inside and run.restart is None and not metrics and not run.holds_gradients:
-            # in this most frequent case, most entries of capture() have a fixed value
+            # a faster form of capture(): in this frequent case, most entries are constant
             passes = loaders.made_passes
             start = {
                 "progress": progress.deferred_state_dict(), "rng": kept_rng_state(),
@@ -393,7 +407,7 @@ def watch_exceptions(run: Run) -> Callable[[], None]:
             for part in ("logged", "callback_metrics", "metrics", "window", "gradients"):
                 if start.get(part):
                     start[part] = copy.deepcopy(start[part])
-        # The window may change the precision's scale, even if its step is skipped.
+        # A window may change the loss scale even if its optimizer step is skipped.
         start["precision"] = (
             precision.deferred_state_dict(run.module, strategy.optimizers) if has_precision_state else dict
         )
@@ -406,7 +420,7 @@ def watch_exceptions(run: Run) -> Callable[[], None]:
                 start["rank_state"] = copy.deepcopy(strategy.rank_state(run.module))
         versions = _versions(parameters)
         kept.window_start = start
-        # set only here: outside keep(), it would change if the loop binds its step again inside the window
+        # set in keep(), not when the step is bound: the loop may bind its step again inside a window
         kept.unchanged = lambda: _versions(parameters) == versions and _same(parameters, run.module.parameters())
 
     return keep

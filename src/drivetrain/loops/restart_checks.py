@@ -1,4 +1,4 @@
-"""Check a checkpoint's restart point before the loop uses it."""
+"""Check the loop's state in a checkpoint before the loop resumes from it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from drivetrain.strategies import sharded_state
 
 State = Mapping[str, Any]
 
-# Every version has written these counters. Without them, training would start at another point without a warning.
+# Checkpoints of every version contain these counters. Without these counters, training would start at a wrong point.
 _COUNTERS = ("current_epoch", "batches_done", "earlier_batches", "global_step", "stepped_batches")
 
 
@@ -39,7 +39,7 @@ _PROGRESS: Form = {
     },
     "should_stop?": bool, "validation?": _validation, "eval_steps?": {str: (list, [COUNT])},
 }  # fmt: skip
-"""The types of a checkpoint's counters: those that the counters have in a new fit."""
+"""The types of a checkpoint's counters, taken from the counters of a new fit."""
 
 
 def check_progress(saved: Any) -> None:
@@ -53,7 +53,7 @@ def check_progress(saved: Any) -> None:
         held, divisor = saved.get("held", 0), saved.get("divisor", 1)
         if held >= divisor and (held or not divisor):
             raise WrongForm("['held']", f"is {held}, of a window of {divisor} batches that is not complete")
-        # the counters include an epoch that ended early
+        # when an epoch ended early, current_epoch grew by 1 and earlier_batches by cut_batches
         if saved.get("epoch_cut") and not saved.get("epoch_ending"):
             for name, least in (("current_epoch", 1), ("earlier_batches", saved.get("cut_batches", 0))):
                 if saved[name] < least:
@@ -68,11 +68,10 @@ def check_restart(restart: Any, module: nn.Module, complete: bool = False) -> No
     Args:
         restart: a result of :func:`~drivetrain.loops.restart.capture` from a checkpoint.
         module: the module to train.
-        complete: whether this package wrote the checkpoint, so that no entry may be missing; other libraries write
-            fewer.
+        complete: whether this package wrote the checkpoint, so that no entry is allowed to be missing.
 
     Raises:
-        CheckpointError: an entry has another type; the message names it.
+        CheckpointError: an entry has a wrong type. The message names the entry.
     """
     with restoring("the restart point"):
         written = ("data", "logged", "callback_metrics", "metrics") if complete else ()
@@ -93,7 +92,7 @@ def check_restart(restart: Any, module: nn.Module, complete: bool = False) -> No
 
 
 def _check_metric(states: State, metric: nn.Module | None, place: str) -> None:
-    if metric is None:  # the module no longer has this metric, so nothing reads its states
+    if metric is None:  # the module no longer has this metric
         return
     own = vars(metric)["_defaults"]
     for key, value in states.items():
@@ -103,7 +102,7 @@ def _check_metric(states: State, metric: nn.Module | None, place: str) -> None:
             expect(value, (list, Tensor), f"{place}[{key!r}]")
             continue
         expect(value, (Tensor, bool, int, float), f"{place}[{key!r}]")
-        # The shape is not compared if the initial state is a single number, because the first update may change its
+        # If the initial state is a single number, its shape is not compared, because the first update may change the
         # shape.
         shape = own[key].shape if isinstance(own[key], Tensor) and own[key].numel() > 1 else None
         if shape is not None and isinstance(value, Tensor) and value.shape != shape:
@@ -113,7 +112,7 @@ def _check_metric(states: State, metric: nn.Module | None, place: str) -> None:
 def _check_logged(state: Any, place: str, module: nn.Module) -> None:
     if state["hook"] not in LOG_RULES:
         raise WrongForm(f"{place}['hook']", f"is {state['hook']!r}, in which nothing can be logged")
-    # None if the metric is in a list, or if the module no longer has it
+    # None if the metric object is in a list or no longer exists
     logged = dict(module.named_modules()).get(state["metric"])
     if logged is not None and state["metric"] and not (hasattr(logged, "compute") and hasattr(logged, "reset")):
         raise WrongForm(f"{place}['metric']", f"is {state['metric']!r}, a {type(logged).__name__} and no metric object")
@@ -134,8 +133,8 @@ def _check_window(restart: State, module: nn.Module) -> None:
             raise wrong
         here, place = sharded_state.local_shard(own[name]), held.get(name)
         is_elsewhere = place is not None and place != places.get(name) and shape != own[name].shape
-        # Two shapes are right: that of this rank's shard, and that of a complete gradient that the ranks have not
-        # exchanged.
+        # A gradient may have the shape of this rank's shard, or, before an exchange, the shape of the complete
+        # parameter.
         if shape not in (here.shape, own[name].shape) or is_elsewhere:
             if place is None and here is own[name]:
                 raise wrong
@@ -157,7 +156,7 @@ def check_position(position: Any, passes: Passes) -> None:
     """Check that ``position`` is a position in a pass over these loaders.
 
     Raises:
-        CheckpointError: ``position`` has another form.
+        CheckpointError: ``position`` does not have the form of a position of these loaders.
     """
     with restoring("the position in the training data"):
         _check_position(position, passes.position(states=False), "")  # a loader may have no state before its first pass
@@ -171,7 +170,7 @@ def _check_position(position: Any, own: State, place: str) -> None:
             _check_position(part, its_own, f"{place}['parts'][{index}]")
         return
     expect(position, POSITION, place)
-    for key in ("before", "drawing"):  # the random states before the pass, and before it draws samples
+    for key in ("before", "drawing"):  # random states before the pass and before drawing samples
         if key == "before" or key in position:  # "drawing" only exists for loaders that draw samples
             _check_start(entry(position, key, Mapping, place), position, f"{place}[{key!r}]")
 

@@ -1,7 +1,7 @@
-"""Resume a fit where its checkpoint was saved: at the start of an epoch, inside it, or after its last batch.
+"""Resume a fit at the point of its checkpoint: at the start of an epoch, inside an epoch, or after its last batch.
 
-``restart.py`` describes the saved state. Its parts are restored in the order in which the loop changes them in a run
-that is not resumed; the random state comes last, right before the next draw of a random number.
+``restart.py`` describes the saved state. This module restores the parts of the state in the order in which the loop of
+a new run changes them. The random state is restored last, immediately before the next random number is drawn.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ Epoch = tuple[Batches, Bound]
 def enter_epoch(run: Run) -> Epoch | None:
     """Start the next epoch, or resume the epoch in which the checkpoint was saved.
 
-    Every epoch of a fit begins in this function, and a resumed run differs from a new one only here.
+    Every epoch of a fit begins in this function. The loop of a resumed run differs from that of a new run only in this
+    function.
 
     Returns:
-        The epoch's batches and its bound step; ``None`` if only the epoch's end is left, because the checkpoint was
-        saved after its last batch.
+        The epoch's batches and its bound step; ``None`` if the checkpoint was saved after the epoch's last batch.
     """
     progress, state = run.progress, run.restart
     epoch: Epoch | None = None
@@ -69,7 +69,7 @@ def _start(run: Run) -> Epoch:
     reloaded = loaders.reload("fit", run.limits.reload_every)
     loaders.divide_from(0)
     loader = loaders.training()
-    progress.expect_batches(loaders.count_training())  # user code may have changed the limit
+    progress.expect_batches(loaders.count_training())  # limits may have changed
     set_epoch(loader, progress.current_epoch)
     loaders.passes().start_epoch()
     if reloaded and parity.current().early_iterators:
@@ -103,7 +103,9 @@ def _resume_end(run: Run, state: State) -> None:
 
 
 def _resume_middle(run: Run, state: State) -> Epoch:
-    """Resume inside an epoch: do what was left to do after the last batch, then prepare the remaining batches."""
+    """Resume inside an epoch. Finish the last batch (log, validate, step the schedulers), then prepare the remaining
+    batches.
+    """
     progress, loaders = run.progress, run.loaders
     progress.resume_at(Phase.BATCH_END)
     run.book.leave_batch()
@@ -124,15 +126,15 @@ def _resume_middle(run: Run, state: State) -> Epoch:
             f"The loader {type(loader).__name__} does not know where it is: its first {done} batches are fetched again "
             "and left out."
         )
-    caught_up: dict[str, Any] = {}  # the random state to draw the next batch with
+    caught_up: dict[str, Any] = {}  # the random state before the next batch is drawn
     batches, bound = batches_and_step(run, loader, Resumed(done, caught_up=lambda: set_rng_state(caught_up)))
     run.book.enter_if_left(run.hooks.scope("training_step"))
     _restore_end_of_pass(run, state, batches)
-    run.restored = True  # a checkpoint saved after an error above contains the loaded state
+    run.restored = True  # if an error was raised before, a checkpoint contains the loaded state
     if progress.validation == "running":
         run.kept.before_validation = validation_start(run)
     if not state.get("settled"):
-        after_batch(run, bound)  # the earlier run may have ended before it logged the batch's values
+        after_batch(run, bound)  # the earlier run may not have logged the batch's values
     if progress.is_last_batch:
         return iter(()), bound
     if data is None or progress.global_step >= run.limits.max_steps or (progress.should_stop and run.may_stop()):
@@ -140,15 +142,15 @@ def _resume_middle(run: Run, state: State) -> Epoch:
         _keep_position(run, state)
         return iter(()), bound
     if bound.keep_start is not None:
-        bound.keep_start()  # called here, because the loader's position changes when it fetches ahead
+        bound.keep_start()  # before the loader fetches ahead, which changes its position
     caught_up.update(rng_state())
     _restore_position(run, data, caught_up)
     return batches, bound
 
 
 def _restore_end_of_pass(run: Run, state: State, batches: Batches) -> None:
-    """Restore the random state. If the checkpoint was saved after a pass's last batch, also let the loader end the pass
-    again, because a loader may draw random numbers there.
+    """Restore the random state. If the checkpoint was saved after the last batch of a pass, also end the loader's pass
+    again, because a loader may draw random numbers when its pass ends.
     """
     progress, passes = run.progress, run.loaders.passes()
     data, own = state.get("data"), run.loaders.count_own_training()
@@ -157,7 +159,7 @@ def _restore_end_of_pass(run: Run, state: State, batches: Batches) -> None:
         with naming(run.resumed_from):
             passes.resume(data)
         restore_random_state(run)
-        next(batches, None)  # exhausts the loader, unless it was exhausted already
+        next(batches, None)  # end the loader's pass
         # checkpoints that are saved in the following validation contain this position
         state["data"] = position_after_end(passes, data)
         return
@@ -167,29 +169,29 @@ def _restore_end_of_pass(run: Run, state: State, batches: Batches) -> None:
 
 
 def _keep_position(run: Run, state: State) -> None:
-    """Keep the position in the data for later checkpoints, because the epoch ends without a further batch."""
+    """Keep the position in the data for later checkpoints; called if the epoch ends without a further batch."""
     run.loaders.passes().flight = state.get("data")
 
 
 def _restore_position(run: Run, data: dict[str, Any], caught_up: dict[str, Any]) -> None:
-    """Restore the loader's position in its pass. ``caught_up``: the random state to draw the next batch with."""
+    """Restore the loader's position in its pass. ``caught_up``: the random state before the next batch is drawn."""
     passes = run.loaders.passes()
     with naming(run.resumed_from):
         if run.progress.batches_done < run.loaders.count_own_training():
             passes.resume(data)
-            set_rng_state(data.get("rng", caught_up))  # a batch fetched ahead has an earlier random state
+            set_rng_state(data.get("rng", caught_up))  # if batches were fetched ahead
             return
-        # other ranks have more batches, so this rank repeats its last batch
+        # this rank has no batch left: it repeats its last batch while other ranks continue
         move, transfer = run.transfer
         batch = passes.last_batch(data)
         run.uneven.repeat(batch if transfer is not None else move(batch))
         passes.resume(data)
         set_rng_state(caught_up)
-        next(iter(passes), None)  # exhausts the loader, unless it was exhausted already
+        next(iter(passes), None)  # end the loader's pass
 
 
 def _check_order(run: Run, state: State) -> None:
-    """Check that the loader orders its samples as the loader of the checkpoint's run did.
+    """Check that the loader has the same order of samples as the loader of the checkpoint's run.
 
     Raises:
         CheckpointError: the samplers, their options or their numbers of samples differ.
@@ -205,8 +207,8 @@ def _check_order(run: Run, state: State) -> None:
 
 
 def _differences(then: Mapping[str, Any], now: Mapping[str, Any], kind: str) -> Iterator[tuple[str, str]]:
-    """Yield two phrases of a message for each difference between two orders of samples: the difference, and the loader
-    with which the fit could resume.
+    """For each difference between two orders of samples, yield two phrases of an error message: the difference, and a
+    description of a loader with which the fit could resume.
     """
     sampler = now["sampler"]
     if then["sampler"] != sampler:
@@ -225,10 +227,11 @@ def _differences(then: Mapping[str, Any], now: Mapping[str, Any], kind: str) -> 
 
 
 def _count_in_batches_of_this_loader(run: Run, state: State) -> None:
-    """Convert the position into batches of this run's loader, if its batch size or the number of ranks differs.
+    """If the batch size or the number of ranks has changed, convert the saved position into batches of this run's
+    loader.
 
     Raises:
-        CheckpointError: another number of ranks saved the position, and it cannot be converted for this loader.
+        CheckpointError: the number of ranks has changed, and the position cannot be converted for this loader.
     """
     loaders = run.loaders
     saved, data, ranks = state.get("samples"), state.get("data"), state.get("saved_by")
@@ -271,7 +274,7 @@ def _count_as(run: Run, state: State, batches: int) -> None:
 
 
 def _check_batches_done(run: Run, data: dict[str, Any] | None) -> None:
-    """Check that the checkpoint contains the position in the epoch's batches.
+    """Check that the checkpoint contains a position in the training data, and that this position is inside the epoch.
 
     Raises:
         CheckpointError: the checkpoint does not contain the position, or the epoch now has fewer batches.
@@ -297,8 +300,8 @@ def _check_batches_done(run: Run, data: dict[str, Any] | None) -> None:
 def restore_validation_loaders(run: Run) -> None:
     """Create the validation loaders that the checkpoint's run had created, and restore their states.
 
-    If there is a sanity check, it calls this function after ``on_sanity_check_start``. The random state is restored
-    later: ``val_dataloader`` may draw random numbers, and the checkpoint's run drew them before it saved.
+    A sanity check calls this function after ``on_sanity_check_start``. The random state is restored later, because
+    ``val_dataloader`` may draw random numbers, and the checkpoint's run drew these numbers before it saved.
     """
     if run.restart is None or run.loaders.is_made("validate"):
         return
@@ -330,7 +333,7 @@ def restore_results(run: Run) -> None:
 
 
 def _restore_window(run: Run) -> None:
-    """Restore the state and the gradients of an incomplete window, which in manual optimization may span epochs."""
+    """Restore the state and the gradients of an incomplete window. In manual optimization, a window may span epochs."""
     if run.restart is None or "window" not in run.restart:
         return
     window = run.window
@@ -339,7 +342,7 @@ def _restore_window(run: Run) -> None:
         window.load_state_dict(run.restart["window"])
         if "saved_by" in run.restart:
             if window.reference is not None and exchanges_always(run):
-                ranks = run.engine.strategy.data.size  # a rank's gradients are the sums over all ranks
+                ranks = run.engine.strategy.data.size  # the saved gradients are sums over all ranks
                 window.reference, window.total = window.reference * ranks, window.total * ranks
         elif not exchanged and run.engine.strategy.data.size > 1 and exchanges_always(run):
             gradients = _means_over_ranks(run, gradients)
@@ -349,8 +352,9 @@ def _restore_window(run: Run) -> None:
 
 
 def _means_over_ranks(run: Run, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the means over the ranks of gradients that the ranks saved before an exchange. A strategy that exchanges
-    gradients in every backward pass needs these means. If losses have weights, the means are weighted, too.
+    """Average the ``gradients`` of all ranks, and return the means. The ranks had saved their gradients before an
+    exchange, but this run's strategy exchanges gradients in every backward pass. If losses have weights, the means are
+    weighted, too.
     """
     window, data, named = run.window, run.engine.strategy.data, dict(run.module.named_parameters())
     asked = data.gather_objects((list(gradients), window.reference, window.total))
@@ -368,7 +372,7 @@ def _means_over_ranks(run: Run, gradients: Mapping[str, Tensor]) -> dict[str, Te
 
 
 def _restore_between_passes(run: Run) -> None:
-    """Restore the state that the training loader carries from one epoch to the next."""
+    """Restore the state that the training loader keeps between two epochs."""
     if run.restart is not None and (data := run.restart.get("data")) is not None:
         passes = run.loaders.passes()
         with naming(run.resumed_from):
@@ -387,7 +391,7 @@ def restore_random_state(run: Run) -> None:
 
 
 def warn_if_inexact(run: Run) -> None:
-    """Warn if the resumed run will differ from one that was never stopped."""
+    """Warn if the resumed run will compute other numbers than an uninterrupted run."""
     state = run.restart or {}
     if ahead := state.get("ahead"):
         rank_zero_warn(

@@ -1,4 +1,4 @@
-"""The object with all parts of a run that the loops receive, and the limits of a run."""
+"""The Run, an object with all parts of a run, which the functions of the loops receive; and the limits of a run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Limits:
     """The Trainer's arguments that limit a run, with their defaults filled in; ``inf`` means no limit.
 
     User code may change the limits through the Trainer during a run. A change of ``*_batches`` takes effect at the next
-    pass over the data, any other change at the next batch.
+    pass over the data. Any other change takes effect at the next batch.
 
     Attributes:
         val_check_interval: a number of batches (int) or a fraction of the epoch (float); unused if
@@ -112,19 +112,22 @@ ARGUMENTS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "inference_mode": ("inference_mode", _same),
     "reload_dataloaders_every_n_epochs": ("reload_every", _same),
 }
-"""For each argument of the Trainer, the field of :class:`Limits` that keeps it, and how its value is converted."""
+"""For each argument of the Trainer: the field of :class:`Limits` with its value, and a function that converts the
+value.
+"""
 
 
 @dataclass
 class RunOptimizers:
-    """The optimizers of a run as user code sees them, and the hooks that a bound step has attached to them.
+    """The optimizers of a run, as user code sees them, and the hooks on the optimizers.
 
     Attributes:
         handles: the result of ``self.optimizers()``.
         made: whether ``configure_optimizers`` has run, so that a checkpoint can contain the optimizers.
-        waiting: optimizers that user code has set; they replace the present ones at the next batch.
-        unbinders: functions that remove what a bound step has attached.
-        manual_backward: what the module's method ``manual_backward`` calls; set during manual optimization.
+        waiting: optimizers that user code has set, and that replace the present optimizers at the next batch.
+        unbinders: functions that remove the hooks of a bound step from the optimizers.
+        manual_backward: the function that the module's method ``manual_backward`` calls; set during manual
+            optimization.
     """
 
     handles: list[LightningOptimizer] = field(default_factory=list)
@@ -136,19 +139,19 @@ class RunOptimizers:
 
 @dataclass
 class KeptStates:
-    """Earlier states of a fit, for checkpoints from which a run resumes at an earlier point: see ``restart.py``.
+    """Earlier states of a fit, for checkpoints that resume at an earlier point: see ``restart.py``.
 
     Attributes:
-        saves_on_exception: a callback saves after an exception.
-        window_start: the restart point at the start of the window; kept only if ``saves_on_exception``.
-        unchanged: returns whether the parameters are still as they were at ``window_start``.
-        stepping: an optimizer is changing parameters; set only if ``saves_on_exception``. step_hooks: the hooks before
-            and after an optimizer's step that set ``stepping``.
+        saves_on_exception: whether a callback saves a checkpoint after an exception.
+        window_start: the loop's state at the start of the window; kept only if ``saves_on_exception``.
+        unchanged: returns whether no parameter has changed since ``window_start``.
+        stepping: whether an optimizer is changing parameters; set only if ``saves_on_exception``. step_hooks: the hooks
+            before and after an optimizer's step that set ``stepping``.
         before_validation: the state before the running validation, for a checkpoint saved inside the validation.
-            draws_undone: the random generators will be restored to that state, so a checkpoint saved in the meantime
-            contains it.
+            draws_undone: whether the random generators will be restored after this validation. A checkpoint saved
+            inside the validation then contains the generators' states from before the validation.
         at_epoch_start: the states of callbacks and buffers before ``on_train_epoch_start``, if ``saves_on_exception``.
-        token: a unique name of this fit, equal on all ranks; only if ``saves_on_exception``.
+        token: a unique name of this fit, equal on all ranks; set only if ``saves_on_exception``.
     """
 
     saves_on_exception: bool = False
@@ -164,13 +167,13 @@ class KeptStates:
 
 @dataclass
 class Stopping:
-    """Requests to end a fit, and what the ranks have agreed on about its end.
+    """Requests to end a fit, and the agreements of the ranks about the end.
 
     Attributes:
-        stopper: handles signals and time limits: a :class:`drivetrain.loops.stop.Stop`.
-        agreed: the ranks have agreed to stop.
-        ends_together: all ranks end the fit after the same batch, so they can use collectives while it ends.
-        delay_reported: whether it was logged that ``min_epochs`` or ``min_steps`` delay the end.
+        stopper: a :class:`drivetrain.loops.stop.Stop`, which handles signals and time limits.
+        agreed: whether the ranks have agreed to stop.
+        ends_together: whether all ranks end the fit after the same batch, so that they can use collectives at the end.
+        delay_reported: whether the run has logged that ``min_epochs`` or ``min_steps`` delay the end.
     """
 
     stopper: Any = None
@@ -191,8 +194,8 @@ class ValidationClock:
         self._answer = (-1, False)  # the number of batches at the last call, and the result
 
     def is_over(self, seconds: float, batches: int, strategy: Strategy) -> bool:
-        """Whether ``seconds`` have passed by rank 0's clock; the result stays the same during one batch."""
-        if self._answer[0] != batches:  # a callback may have called this in the same batch
+        """Whether ``seconds`` have passed on rank 0's clock. All calls during one batch return the same result."""
+        if self._answer[0] != batches:  # else: a later call in this batch
             self._answer = batches, strategy.broadcast(time.monotonic() - self._began >= seconds)
         return self._answer[1]
 
@@ -203,18 +206,19 @@ class Run:
 
     Attributes:
         log: a function that passes metrics and a step to the loggers; ``None`` without loggers.
-        batches: the pass over the training loader, for a step with ``dataloader_iter``; ``None`` for other steps.
+        batches: the pass over the training loader, if ``training_step`` takes ``dataloader_iter``; else ``None``.
         window: the state of the current window (the batches of one optimizer step).
-        restart: the loop's state in the checkpoint (see ``restart.py``), until the loop has resumed from it.
+        restart: the loop's state from a checkpoint (see ``restart.py``); ``None`` after the loop has resumed.
         resumed_from: the path of the checkpoint of ``restart``, for messages.
         restored: whether the loop has restored everything from ``restart``, except the position in the training data.
-        stale: a limit, a callback, a logger or an optimizer was changed, so the loop binds its step again at the next
-            batch.
-        validates_last: whether a validation at the end of an epoch runs after the epoch's end hooks, or before them.
+        stale: whether code has changed a limit, a callback, a logger or an optimizer. If so, the loop binds its step
+            again at the next batch.
+        validates_last: whether a validation at the end of an epoch runs after the epoch's end hooks; otherwise it runs
+            before these hooks.
         uneven: the :class:`drivetrain.loops.uneven.UnevenInputs` of the pass over the training data; ``None`` with one
             rank.
-        stop: after a request to end the fit, ``stopping.stopper``, which the loop calls at the end of each batch; else
-            ``None``.
+        stop: ``None`` until a request to end the fit, then ``stopping.stopper``, which the loop calls at the end of
+            each batch.
         splitter: runs batches in parts after an out-of-memory error; ``None`` without ``split_on_oom``.
         graphs: the recorded steps, a :class:`drivetrain.loops.graphs.GraphedSteps`; ``None`` without ``cuda_graphs``.
         transfer: ``(move, hooks)`` from :func:`drivetrain.module.hooks.bind_transfer`.
@@ -248,17 +252,19 @@ class Run:
     graphs: Any = None
 
     def __post_init__(self) -> None:
-        # Not with a transfer hook, which may write into the batch on the host while the device still copies it.
+        # Pinned memory is not used with a transfer hook: a hook may write into the batch while the device still copies
+        # it.
         self.loaders.pins = self.transfer[1] is None and self.engine.accelerator.supports_pinned_memory
 
     def mark_stale(self) -> None:
-        """Called when a part of the run was changed, so that the loop binds its step again at the next batch."""
+        """Make the loop bind its step again at the next batch; called after a part of the run was changed."""
         self.stale = True
 
     def publish(self, rows: list[Row], step: int, read_all: bool = False) -> list[Row]:
-        """Read ``rows`` from the device and pass the loggers their values; return all values that were read.
+        """Read the values of ``rows`` from the device, pass the values to the loggers, and return the rows that were
+        read.
 
-        With ``read_all``, the function also reads values that neither a logger nor the progress bar gets.
+        If ``read_all``, the function also reads values that only the caller needs.
         """
         log = self.log
         if log is None:
@@ -275,13 +281,13 @@ class Run:
         return read
 
     def keep(self, rows: list[Row], step: int) -> None:
-        """Called without loggers: rank 0's history stores the values that loggers would get, and reads them later."""
+        """Called if there are no loggers: rank 0's history stores the values that loggers would get."""
         values = {row.name: row.value for row in rows if row.entry.to_logger}
         if values and self.engine.strategy.is_global_zero:
             self.book.history.add(values, step, self.progress.current_epoch)
 
     def wrap_optimizers(self) -> None:
-        """Create the objects that ``self.optimizers()`` of the module returns."""
+        """Create the objects that the module's ``self.optimizers()`` returns."""
         self.unbind()
         own = self.engine.strategy.optimizers
         self.optimizers.made = True
@@ -303,20 +309,20 @@ class Run:
         """Whether there are gradients that no optimizer step has used yet."""
         if self.module.automatic_optimization:
             return self.window.batches_done > 0 or self.window.holds_own
-        # a count of batches does not show which optimizers have used their gradients
+        # the number of batches does not show which optimizers have used their gradients
         if len(self.optimizers.handles) > 1:
             return any(parameter.grad is not None for parameter in self.module.parameters())
         return self.window.batches_with_gradients > 0
 
     def unbind(self) -> None:
-        """Remove what the bound step has attached to the optimizers, so that they are as the user made them."""
+        """Remove the bound step's hooks from the optimizers, so that the optimizers are as the user created them."""
         while self.optimizers.unbinders:
             self.optimizers.unbinders.pop()()
         self.optimizers.manual_backward = None
 
     def let_go(self) -> None:
-        """Drop the state that only a running loop needs. If the loop has not restored a checkpoint's state, that state
-        is kept for the next checkpoint.
+        """Drop the state that only a running loop needs. If the loop has not yet restored a checkpoint's state, that
+        state is kept for the next checkpoint.
         """
         self.kept.window_start = self.batches = None
         self.hooks.observers.clear()
@@ -331,7 +337,8 @@ class Run:
     def validates(self) -> bool:
         """Whether the fit validates: the module has a validation step, and there is at least one validation batch.
 
-        Loaders from a hook are assumed to have batches until they are created, which happens when a validation is due.
+        A hook's loaders are created when a validation is due. Until then, this method assumes that the loaders have
+        batches.
         """
         if self.limits.val_batches == 0 or not self.loaders.defined("validate"):
             return False
@@ -340,7 +347,7 @@ class Run:
         return any(source.num_batches for source in self.loaders.evaluation("validate"))
 
     def why_not_validated(self) -> str:
-        """Return a sentence that explains why the fit does not validate, and a space after it; "" if it validates."""
+        """Return a sentence that explains why the fit does not validate, and a space; "" if the fit validates."""
         if self.validates():
             return ""
         if self.limits.val_batches == 0:
@@ -354,26 +361,27 @@ class Run:
         return f"This fit does not validate: {why}. "
 
     def agree_to_stop(self) -> None:
-        """If any rank was asked to stop, ask all ranks to stop. All ranks must call this at the same points."""
+        """If a rank was asked to stop, ask all ranks to stop. All ranks must call this method at the same points."""
         if self.engine.strategy.facts.is_distributed:
             stop = self.engine.strategy.reduce_boolean_decision(self.progress.should_stop, all=False)
             self.progress.ask_to_stop(stop)
             self.stopping.agreed = stop
 
     def stop_is_delayed(self) -> bool:
-        """Whether ``min_epochs`` or ``min_steps`` are not reached, so that a request to stop must wait."""
+        """Whether a request to stop must wait, because the run has not reached ``min_epochs`` or ``min_steps``."""
         progress, limits = self.progress, self.limits
         return progress.epochs_done < limits.min_epochs or progress.global_step < limits.min_steps
 
     def may_stop(self) -> bool:
-        """Whether the run may stop on request: min_epochs and min_steps are reached, and all ranks know of the request.
+        """Whether a request may stop the run: the run has reached min_epochs and min_steps, and all ranks know of the
+        request.
 
-        A rank that stopped before the other ranks know would leave these waiting in a collective.
+        If one rank stopped before all ranks know of the request, the other ranks would wait in a collective.
         """
         progress, limits = self.progress, self.limits
         if self.engine.strategy.facts.is_distributed and not self.stopping.agreed:
             return False
-        # current_epoch is the number of complete epochs: it rises after an epoch's end hooks
+        # current_epoch is the number of completed epochs
         allowed = progress.current_epoch >= limits.min_epochs and progress.global_step >= limits.min_steps
         if not allowed and not self.stopping.delay_reported:
             self.stopping.delay_reported = True
@@ -398,7 +406,7 @@ def val_check_every(limits: Limits, num_batches: float) -> float:
     """Return the number of training batches between validations; ``inf``: validate after an epoch's last batch.
 
     Raises:
-        ConfigurationError: the interval is never reached, or needs a length that the loader does not have.
+        ConfigurationError: the interval is longer than the epoch, or requires a loader with a length.
     """
     interval = limits.val_check_interval
     if limits.val_check_seconds is not None:

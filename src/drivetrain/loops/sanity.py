@@ -15,10 +15,10 @@ from drivetrain.loops.run import Run
 
 
 def sanity_check(run: Run) -> None:
-    """Run a few validation batches before training, so that an error in them shows at once.
+    """Run a few validation batches before training, so that errors in the validation appear early.
 
-    A fit that resumes inside an epoch or a validation has no sanity check, every other fit has. The check restores what
-    it changes: metrics, progress and random states; it leaves no worker processes.
+    A fit that resumes inside an epoch or a validation does not run the sanity check. At its end, the check restores
+    metrics, progress and random states, and stops its loaders' worker processes.
     """
     limits, progress, book = run.limits, run.progress, run.book
     if limits.sanity_batches == 0 or limits.val_batches == 0 or not run.loaders.defined("validate"):
@@ -31,7 +31,7 @@ def sanity_check(run: Run) -> None:
     progress.enter(Phase.SANITY_START)
     metrics = copied_states(run.module)
     eval_steps = copied(progress.eval_steps)
-    run.kept.before_validation = {  # a checkpoint saved here must not contain changes made by this check
+    run.kept.before_validation = {  # a checkpoint saved in the check contains these states
         "rng": rng_state(),
         "eval_steps": eval_steps,
         "metrics": metrics,

@@ -1,4 +1,4 @@
-"""Step the learning-rate schedulers: after optimizer steps, on an epoch's last batch, or after validation."""
+"""Step the learning-rate schedulers after optimizer steps, after an epoch's last batch, or after a validation."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from drivetrain.module.optimizers import LRSchedulerConfig
 
 
 class Schedules:
-    """The schedulers that the Trainer steps in a run, grouped by when they step.
+    """The schedulers that the Trainer steps in a run, grouped by the time of their steps.
 
     Attributes:
-        step, epoch: the schedulers that are stepped after an optimizer step, and on the last batch of an epoch; both
-            before validation.
-        step_plateau, epoch_plateau: the schedulers with a monitored value, stepped after validation.
+        step: the schedulers that are stepped after an optimizer step. epoch: those that are stepped after an epoch's
+            last batch, before a validation.
+        step_plateau, epoch_plateau: the schedulers that monitor a value; stepped after a validation.
     """
 
     def __init__(self, run: Run) -> None:
@@ -33,7 +33,7 @@ class Schedules:
         self.epoch_plateau = [c for c in configs if c.interval == "epoch" and c.reduce_on_plateau]
 
     def advance_step(self, configs: Sequence[LRSchedulerConfig]) -> None:
-        """Call :meth:`advance` after an optimizer step."""
+        """Call :meth:`advance` with the number of optimizer steps."""
         progress = self._run.progress
         self.advance(configs, progress.batch_idx + 1 if self._by_batch else progress.global_step)
 
@@ -59,7 +59,7 @@ class Schedules:
                 config.scheduler.step()
 
     def check_watched(self) -> None:
-        """At the end of a fast_dev_run, look up the monitored values of schedulers that were not due.
+        """Look up the monitored values of schedulers that were never due; called at the end of a fast_dev_run.
 
         Raises:
             NotLoggedError: a strict scheduler monitors a value that was never logged.

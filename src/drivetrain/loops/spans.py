@@ -1,4 +1,4 @@
-"""The actions of a run that a profiler measures, such as ``run_training_batch``. Without a profiler, no object of this
+"""Report the actions of a run, such as ``run_training_batch``, to a profiler. Without a profiler, no object of this
 module is created.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 Call = Callable[..., Any]
 
 _BATCHES = {"train": "train", "validation": "val", "test": "test", "predict": "predict"}
-"""The word in the names of a stage's hooks -> the word in the name of its loader."""
+"""The word in a stage's hook names -> the word in the stage's loader name."""
 
 _AROUND = {
     "on_train_start": ("run_training", True), "on_train_end": ("run_training", False),
@@ -24,13 +24,13 @@ _AROUND = {
     "on_predict_start": ("run_predict", True), "on_predict_end": ("run_predict", False),
     "on_predict_batch_end": ("run_predict_batch", False),
 }  # fmt: skip
-"""Hook -> an action, and whether it begins before the hook (True) or ends after it (False). The actions of batches have
-no hook at their beginning: :meth:`Spans.batches` begins them.
+"""Hook -> an action and a flag. True: the action begins before the hook; False: the action ends after the hook. Actions
+of batches begin in :meth:`Spans.batches`, because no hook is called at that point.
 """
 
 
 class Spans:
-    """Wraps the functions of a run, so that a profiler measures each call as an action.
+    """Wraps the functions of a run, so that a profiler measures each call as a named action.
 
     Args:
         profiler: measures the actions.
@@ -38,7 +38,7 @@ class Spans:
 
     def __init__(self, profiler: Any) -> None:
         self._start, self._stop = profiler.start, profiler.stop
-        self._open: list[str] = []  # the running actions that end at a hook; the innermost is last
+        self._open: list[str] = []  # the running actions that end at a hook, outermost first
 
     def wrap(self, action: str, call: Call) -> Call:
         """Return ``call``, measured as an action."""
@@ -59,7 +59,7 @@ class Spans:
         return self.wrap(f"[{kind}]{type(owner).__name__}.{hook}", getattr(owner, hook))
 
     def around(self, hook: str, bound: tuple[Call, ...]) -> tuple[Call, ...]:
-        """Return the callables of ``hook``, and one that begins or ends an action if an action belongs to this hook."""
+        """Return the callables of ``hook``. If an action begins or ends at this hook, add a callable that does so."""
         if hook not in _AROUND:
             return bound
         action, begins = _AROUND[hook]
@@ -69,12 +69,12 @@ class Spans:
 
     def begin(self, action: str) -> None:
         """Begin an action that ends at another hook."""
-        self.end(action)  # an exception or a skipped hook may have left the action open
+        self.end(action)  # if an exception or a skipped hook left it open
         self._open.append(action)
         self._start(action)
 
     def end(self, action: str) -> None:
-        """End an action, and the open actions inside it; do nothing if it has not begun."""
+        """End an action, and all actions inside this action. Do nothing if the action is not running."""
         while action in self._open:
             self._stop(self._open.pop())
 
@@ -91,5 +91,5 @@ class Spans:
         while (batch := fetched()) is not batches:
             self.begin(work)
             yield batch
-            self.end(work)  # an exception or a skipped hook may have left the action open
+            self.end(work)  # if an exception or a skipped hook left it open
         self.end(work)

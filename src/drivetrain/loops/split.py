@@ -1,10 +1,10 @@
 """``Trainer(split_on_oom=True)``: if a batch does not fit into memory, run it again in parts (micro-batches).
 
 The ranks do not communicate while they run the batches of a window (the batches of one optimizer step). A rank that
-runs out of memory drops the gradients of the window. The rank runs the window's batches again, each in twice as many
-parts, until they fit. After a window's last batch, the ranks exchange their numbers of parts. If a rank could not run
-its batch, the fit ends on all ranks. Otherwise all use the largest number of parts from then on, and exchange gradients
-once.
+runs out of memory drops the gradients of the window. The rank then runs the window's batches again, each in twice as
+many parts, until the parts fit into memory. After a window's last batch, the ranks exchange their numbers of parts. If
+a rank could not run its batch, the fit ends on all ranks. Otherwise all ranks use the largest number of parts from then
+on, and exchange gradients once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _BACKWARD, _OPTIMIZER_STEP = int(Phase.BACKWARD), int(Phase.OPTIMIZER_STEP)
 
 @dataclass
 class _Kept:
-    """A batch of the current window, with the step's arguments and the random state from before the batch."""
+    """A batch of the current window, the step's other arguments, and the random state before the batch."""
 
     batch: Any
     batch_idx: int
@@ -67,18 +67,20 @@ class SplitWindow:
         before: SplitWindow | None = run.splitter
         new_passes = load(self._strategy.facts.local_passes)
         self.passes: LocalPasses = new_passes(self._strategy) if before is None else before.passes
-        self._kept: list[_Kept] = [] if before is None else before._kept  # a new step may be bound inside a window
-        # the gradients restored from a checkpoint that was saved inside this window
+        self._kept: list[_Kept] = [] if before is None else before._kept  # a step may be bound inside a window
+        # the gradients of a checkpoint that was saved inside this window
         self._gradients: list[Tensor | None] | None = None if before is None else before._gradients
         self._at_start: dict[str, Any] = {} if before is None else before._at_start
-        self._parts: int = 1 if before is None else before._parts  # the current number of parts of each batch
+        self._parts: int = 1 if before is None else before._parts  # the number of parts of each batch
         self._again = False
         run.splitter = self
 
     # ---- a batch -------------------------------------------------------------------------------------------------
 
     def step(self, batch: Any, batch_idx: int, position: int, last: bool, divisor: int) -> Any:
-        """Run a batch as a :data:`drivetrain.loops.pieces.Step`; on a window's last batch, complete the gradients."""
+        """Run a batch; a :data:`drivetrain.loops.pieces.Step`. With a window's last batch, the ranks exchange their
+        gradients.
+        """
         if not self._kept:
             self._begin(position)
         module = self._run.module
@@ -98,7 +100,7 @@ class SplitWindow:
                 if not is_out_of_memory(error):
                     raise
                 self._grow(error)
-            # after the except clause, in which the frames of the error keep the step's tensors in memory
+            # not in the except clause, because there the error's frames keep the step's tensors in memory
             self.passes.forget()
             self._drop_gradients()
             self._restore_module(metrics, buffers)
@@ -120,7 +122,7 @@ class SplitWindow:
             self._gradients = [None if each.grad is None else each.grad.clone() for each in self._parameters]
 
     def _run_batch(self, kept: _Kept, logs: bool) -> Any:
-        """Run one batch of the window in the current number of parts; ``logs``: keep the values that it logs."""
+        """Run one batch of the window in the current number of parts; ``logs``: keep the values that the batch logs."""
         run, window = self._run, self._window
         if self._again:
             set_rng_state(kept.rng)
@@ -132,7 +134,7 @@ class SplitWindow:
         total, outputs, books = sum(sizes), [], []
         for index, (part, size) in enumerate(zip(parts, sizes, strict=True)):
             book = PartBook(run.book, size)
-            with logging_into(run.module, book):  # discards the values of a failed attempt
+            with logging_into(run.module, book):  # logged values are kept only after success
                 output = self._training_step(part, kept.batch_idx)
             loss, weight = loss_of(output, self._shared)
             if weight is not None:
@@ -191,7 +193,7 @@ class SplitWindow:
             parameter.grad = None if held is None else held.clone()
 
     def _restore_module(self, metrics: dict[str, Any], buffers: list[Tensor]) -> None:
-        """Restore metric objects and buffers, such as batch norm's, to their values before the batch."""
+        """Restore the metric objects and buffers (such as batch norm's statistics) from before the batch."""
         set_states(self._run.module, metrics)
         with torch.no_grad():
             for buffer, before in zip(self._run.module.buffers(), buffers, strict=True):
@@ -218,9 +220,9 @@ class SplitWindow:
     # ---- the optimizer -------------------------------------------------------------------------------------------
 
     def finish_window(self) -> bool:
-        """Step the optimizer, and return whether it was stepped.
+        """Step the optimizer, and return whether parameters were updated.
 
-        If memory runs out before the optimizer has changed anything, free memory and step it once more.
+        If memory runs out before the optimizer has changed a tensor, free memory and step the optimizer again.
         """
         run = self._run
         if not self._window.batches_with_gradients:
@@ -253,8 +255,8 @@ class SplitWindow:
         return precision.stepped
 
     def _versions(self, known: set[Any] | None = None) -> list[int]:
-        """Return torch's counters of in-place changes: those of all parameters, and those of the tensors in the
-        optimizer's state for ``known`` parameters.
+        """Return the version counters (torch's counters of in-place changes) of all parameters, and of the optimizer's
+        state tensors for the ``known`` parameters; ``None``: for all parameters.
         """
         state = self._optimizer.state
         found: list[Any] = list(self._parameters)

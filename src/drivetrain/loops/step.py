@@ -1,20 +1,20 @@
 """Run a training batch: forward, backward and, on the last batch of a window, the optimizer's step.
 
-A *window* is the batches of one optimizer step (``accumulate_grad_batches``). There are three kinds of step for the
-batches of a window, one of which is chosen when an epoch begins:
+A *window* is the batches of one optimizer step (``accumulate_grad_batches``). When an epoch begins, this module chooses
+one of three kinds of step:
 
 flat
     ``training_step``; zero_grad hooks and zero_grad on the window's first batch; backward hooks and backward; on the
     last batch unscaling, on_before_optimizer_step, clipping, ``optimizer.step()``.
 closure
-    The same calls in the same order, but on the window's last batch a closure makes them. It is passed to
-    ``module.optimizer_step``, because LBFGS and an overridden ``optimizer_step`` call it.
+    The same calls in the same order, but on the window's last batch a closure makes them. ``module.optimizer_step``
+    receives the closure, because LBFGS and an overridden ``optimizer_step`` call it.
 manual
-    Only ``training_step``, which itself calls ``manual_backward`` and the optimizers' ``step``; these call the hooks.
+    Only ``training_step``. The user's code in it calls ``manual_backward`` and the optimizers' ``step``, and these two
+    call the hooks.
 
-A strategy changes parts of the step through its methods (:mod:`drivetrain.strategies.step`): this module binds the
-methods that a strategy overrides in place of torch's operations. A strategy may also run the complete step itself
-(``own_step.py``).
+A strategy can change parts of the step: it overrides methods of :mod:`drivetrain.strategies.step`, and this module
+calls these methods in place of torch's operations. A strategy can also run the complete step itself (``own_step.py``).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from drivetrain.strategies.step import steps_itself
 if TYPE_CHECKING:
     from drivetrain.loops.direct import Calls
 
-# Integers, because in Python 3.10 and 3.11 looking up the member of an enumeration is a call.
+# The step uses integers, because in Python 3.10 and 3.11 each access to an enumeration's member is a function call.
 _FORWARD, _BACKWARD, _OPTIMIZER_STEP = int(Phase.FORWARD), int(Phase.BACKWARD), int(Phase.OPTIMIZER_STEP)
 
 Clear = Callable[[], None] | None
@@ -55,7 +55,8 @@ class BoundStep(NamedTuple):
 
     Attributes:
         run: called for each batch.
-        finish_window: called after ``run`` on a window's last batch; ``None``: ``run`` also steps the optimizer.
+        finish_window: called after ``run`` for a window's last batch, and steps the optimizer. ``None``: ``run`` itself
+            steps the optimizer.
     """
 
     run: Step
@@ -66,7 +67,8 @@ def make_step(run: Run) -> BoundStep:
     """Return the bound step for this module and its optimizers.
 
     Raises:
-        ConfigurationError: the optimizers, the arguments and the mode of optimization are incompatible.
+        ConfigurationError: the optimizers, the Trainer's arguments and automatic or manual optimization are
+            incompatible.
     """
     run.unbind()
     strategy = run.engine.strategy
@@ -111,7 +113,7 @@ def make_step(run: Run) -> BoundStep:
 
 
 def _splitting(run: Run, optimizer: Optimizer, before_step: Callable[[], None] | None) -> BoundStep:
-    """Return a flat step that runs batches again in parts if memory runs out."""
+    """Return a flat step that runs batches again in parts (micro-batches) if memory runs out."""
     parts = split.SplitWindow(run, optimizer, before_step)
 
     def finish_window() -> None:
@@ -129,7 +131,9 @@ def _not_by_hand(optimizer: Optimizer, closure: Callable[[], Any] | None, kwargs
 
 
 def _keeping_window(run: Run, clear: Callable[..., None]) -> Callable[..., None]:
-    """Return a function that calls ``clear``, but raises if the window's earlier batches would lose their gradients."""
+    """Return a function that calls ``clear``, but raises if this would delete gradients of the window's earlier
+    batches.
+    """
 
     def zero_grad(*args: Any, **kwargs: Any) -> None:
         if run.window.batches_done > 0:
@@ -161,7 +165,7 @@ def _check_closure(run: Run, optimizer: str) -> None:
 def _optimizer_step(
     run: Run, before_step: Callable[[], None] | None, optimizer: Optimizer | None, calls: Calls | None
 ) -> Callable[[], None]:
-    """Return what the flat step does after a window's last batch."""
+    """Return the function that steps the optimizer after a window's last batch, for the flat step."""
     progress, precision, window, slot = run.progress, run.engine.precision, run.window, run.progress.slot
     scaled_step = precision.optimizer_step if precision.scales_loss else None
     train = None if calls is None else calls.train
@@ -187,8 +191,8 @@ def _optimizer_step(
 
 
 def _strategy_accumulates(run: Run, whole: BoundStep) -> BoundStep:
-    """Return a step for a strategy that accumulates gradients itself: it steps after every batch, with the undivided
-    loss, and counts only the last step of a window.
+    """Return a step for a strategy that accumulates gradients itself. The strategy's optimizer is stepped after every
+    batch, and the loss is not divided. Only the last step of a window is counted.
     """
     progress = run.progress
 
@@ -217,7 +221,7 @@ def _closure(
     must_have_loss, shared = requires_closure(handle.optimizer), window.gather is not None
 
     def finish(optimizer: Optimizer) -> None:
-        if not window.batches_with_gradients:  # zeros would let momentum change the parameters
+        if not window.batches_with_gradients:  # with zeros, momentum would still change the parameters
             for parameter in parameters_of(optimizer):
                 parameter.grad = None
         elif before_step is not None:
@@ -232,7 +236,7 @@ def _closure(
         def closure() -> Any:
             nonlocal output, called
             called = True
-            outer = book.enter(training_scope)  # not in the scope of optimizer_step, which calls this closure
+            outer = book.enter(training_scope)  # log as in training_step, not as in optimizer_step
             try:
                 with torch.enable_grad():  # the user's optimizer_step may run under no_grad
                     output = forward_backward(batch, batch_idx, position, True, divisor)
@@ -282,7 +286,7 @@ def _manual(run: Run) -> Step:
     strategy, shared = run.engine.strategy, run.engine.strategy.facts.is_distributed
 
     def manual_backward(loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        # above 0 until the optimizer steps: a checkpoint saved until then must contain the gradients
+        # above 0: a checkpoint contains the gradients; the optimizer's step sets 0
         window.batches_with_gradients += 1
         if not shared:
             backward(loss, *args, **kwargs)
@@ -304,10 +308,10 @@ def _manual(run: Run) -> Step:
 def _attach(
     run: Run, handle: LightningOptimizer, before_step: Callable[[Optimizer], None], graded: Callable[[], bool]
 ) -> None:
-    """Route ``handle.step`` through the run, until the run is bound again or ends.
+    """Make ``handle.step`` (the user's call) prepare and count the step, until the run binds a new step or ends.
 
-    The run counts the calls of ``handle.step``, because an override of ``optimizer_step`` may not step at all. A hook
-    on the optimizer would count a step twice if the optimizer's class calls ``super().step()``.
+    The run counts calls of ``handle.step``, not calls of ``optimizer_step``, because an override of ``optimizer_step``
+    need not step. A hook of the optimizer would count a step twice if the optimizer's class calls ``super().step()``.
     """
     progress, strategy, precision = run.progress, run.engine.strategy, run.engine.precision
     slot = progress.slot
@@ -320,7 +324,7 @@ def _attach(
             loss = optimizer.step(**kwargs)
         else:
 
-            def evaluate() -> Any:  # an optimizer may call this several times, and needs final gradients each time
+            def evaluate() -> Any:  # an optimizer may call this repeatedly
                 try:
                     value = closure()
                 except TypeError as error:
@@ -341,12 +345,12 @@ def _attach(
     own = scales or steps_itself(strategy)
     uncounted = False
 
-    def count(*_: Any) -> None:  # at once, so that a step is counted even if an exception follows
+    def count(*_: Any) -> None:  # a hook, so that a step counts even if an exception follows
         nonlocal uncounted
         progress.global_step += uncounted
         uncounted = False
 
-    # a user's wrapper of an optimizer may lack this method
+    # a user-defined optimizer may lack this method
     if own and (register := getattr(handle.optimizer, "register_step_post_hook", None)):
         run.optimizers.unbinders.append(register(count).remove)
 
@@ -356,7 +360,7 @@ def _attach(
 
         def evaluate() -> Any:
             nonlocal applied, uncounted
-            if applied is not None:  # the optimizer calls this again: undo the factor of its earlier call
+            if applied is not None:  # in a second call, undo the factor of the first call
                 rescale(optimizer, 1 / applied)
             value = None if closure is None else closure()
             uncounted = bool(graded())
@@ -371,7 +375,7 @@ def _attach(
         precision.stepped, uncounted = True, closure is None and bool(graded())
         loss = step_of_strategy(optimizer, evaluate, model, **kwargs)
         if uncounted and precision.stepped:
-            count()  # another object than the optimizer made the step
+            count()  # the hook was not called: other code made the step
         uncounted = False
         return loss
 
@@ -397,7 +401,9 @@ def _closing_window(run: Run, take_step: TakeStep) -> TakeStep:
 
 
 def _ends_with_step(run: Run) -> bool:
-    """Whether each batch ends with an optimizer step, and nothing (such as a graph) needs this step separately."""
+    """Whether each batch ends with an optimizer step, and no observer, device graph or strategy needs that step as a
+    separate call.
+    """
     is_window = run.limits.accumulate == 1 and run.window.batches_done == 0
     takes_parts = run.hooks.bind_observers("step_bound") or run.settings.cuda_graphs
     return is_window and not takes_parts and not run.engine.strategy.facts.handles_gradient_accumulation
@@ -406,29 +412,29 @@ def _ends_with_step(run: Run) -> bool:
 def make_forward_backward(
     run: Run, optimizer: Optimizer | None, zero_grad: Clear, backward: Backward, calls: Calls | None, steps: bool
 ) -> ForwardBackward:
-    """Return the function that computes a batch's loss and gradients, and calls ``zero_grad`` on a window's first
+    """Return the function that computes a batch's loss and gradients, and that calls ``zero_grad`` for a window's first
     batch.
 
-    ``calls``: replaces ``zero_grad`` and ``backward`` by one direct call (``direct.py``), if nothing comes between
-    them. ``steps``: this call also steps the optimizer, because each batch is a window.
+    ``calls``: direct calls (``direct.py``), which replace ``zero_grad`` and ``backward`` by one call; ``None``: make
+    both calls. ``steps``: the one call also steps the optimizer, because each batch is a window.
     """
     train = None if calls is None else calls.train
     training_step, context = pieces.bind_training_step(run), run.engine.forward_context()
     progress, window, shared, slot = run.progress, run.window, run.window.gather is not None, run.progress.slot
 
     accumulates = run.limits.accumulate > 1 or window.batches_done > 0
-    # if the strategy has a context without exchange, ranks exchange gradients only on the window's last batch
+    # if a context can prevent the exchange, ranks exchange gradients only in the backward pass of a window's last batch
     held_back = pieces.hold_back(run) if accumulates and run.engine.strategy.facts.is_distributed else None
 
     def forward_backward(batch: Any, batch_idx: int, position: int, last: bool, divisor: int) -> Any:
         block = None if last or held_back is None else held_back()
         if block is not None:
-            block.__enter__()  # a wrapper function would add a frame to every batch
+            block.__enter__()  # not in a wrapper function, which would cost time
         try:
             if context is None:
                 output = training_step(batch, batch_idx)
             else:
-                with context:  # no wrapper function, as above
+                with context:  # no wrapper function, either
                     output = training_step(batch, batch_idx)
             loss, weight = output, None
             if type(output) is not Tensor:

@@ -30,11 +30,11 @@ _VERBS = (
 
 
 def check(module: Any, settings: Settings, strategy: Strategy) -> None:
-    """Check before a run that a step of ``module`` can be split, recorded or replayed, if the settings ask for it.
+    """Check before a run that the training step works with split_on_oom, cuda_graphs and replay_every, if these are
+    set.
 
     Raises:
-        ConfigurationError: the step does not work with the argument; the message gives the reason and what to leave
-            out.
+        ConfigurationError: the step does not work with an argument. The message gives the reason and the cure.
     """
     if settings.split_on_oom and (why := _why_not_split(module, settings, strategy)):
         raise ConfigurationError(f"Trainer(split_on_oom=True) {why} Leave split_on_oom out.")
@@ -82,7 +82,7 @@ def _own_verbs(strategy: Strategy) -> list[str]:
 
 
 def why_not_replayed(module: Any, settings: Settings, strategy: Strategy) -> str:
-    """Return, as a part of a sentence, why the steps of ``module`` cannot be replayed; "" if they can."""
+    """Return the end of a sentence: why the steps of ``module`` cannot be replayed; "" if the steps can be replayed."""
     name, kind = type(module).__name__, type(strategy).__name__
     refused = strategy.facts.refuses.get("replay_every")
     owns = overrides(strategy, "bind_step", StepVerbs) or steps_itself(strategy)
@@ -112,7 +112,7 @@ def why_not_replayed(module: Any, settings: Settings, strategy: Strategy) -> str
 
 
 def why_not_recorded(module: Any, settings: Settings, strategy: Strategy) -> str:
-    """Return why no step of ``module`` can be recorded; "" if no reason is known before the run."""
+    """Return why steps of ``module`` cannot be recorded; "" if no reason is known before the run."""
     name, kind, accelerator = type(module).__name__, type(strategy).__name__, strategy.accelerator
     own, refused = _own_verbs(strategy), strategy.facts.refuses.get("cuda_graphs")
     several = strategy.facts.is_distributed or strategy.facts.drives_all_devices
@@ -148,7 +148,9 @@ def why_not_now(run: Run) -> str:
 
 
 def _why_not_stepped(optimizer: Optimizer) -> str:
-    """Return why the optimizer cannot read its learning rate and step count from the device; "" if it can."""
+    """Return why the optimizer cannot read its learning rate and step count from the device; "" if the optimizer can do
+    so.
+    """
     kind = type(optimizer)
     if not kind.__module__.startswith("torch.optim"):
         return f"{kind.__name__} is no optimizer of torch's"
@@ -158,7 +160,7 @@ def _why_not_stepped(optimizer: Optimizer) -> str:
 
 
 def _hooks_of_torch(module: nn.Module, optimizer: Optimizer) -> Iterator[str]:
-    """Yield a description of each hook that user code has registered with torch and that would run inside the step."""
+    """Yield descriptions of the hooks of torch that user code has registered, and that would run inside the step."""
     if getattr(optimizer, BEFORE_STEP) or getattr(optimizer, AFTER_STEP):
         yield f"{type(optimizer).__name__} has a hook around its step"
     if torch_private.before_all_steps or torch_private.after_all_steps:

@@ -1,16 +1,15 @@
 """End a fit on a signal or at a time limit, so that all ranks stop after the same batch.
 
 [Note: the batch after which all ranks stop]
-A rank that stops alone leaves the other ranks waiting in a collective. So each rank has a thread that regularly checks
-in the job's store whether the job is to end. If it is, the thread sets ``run.stop``, which the loop reads at the end of
-each batch. From then on, the rank runs at most one batch after the batch that it has begun, and the thread writes the
-number of that next batch into the store. The highest number of all ranks is the batch after which all of them stop. No
-rank can have passed this batch, because each rank waits at the end of the batch with its own number until it knows the
-highest. No rank waits forever, because threads write the numbers: a rank that is inside a collective writes its number,
-too.
+If one rank stopped alone, the other ranks would wait in a collective. Each rank therefore has a thread that regularly
+looks in the job's store for a request to end. If there is a request, the thread sets ``run.stop``, which the loop reads
+at the end of each batch. The thread then writes a number into the store: the number of the batch after the running
+batch. All ranks stop after the batch with the highest number of all ranks. No rank can have passed that batch, because
+each rank waits at the end of the batch with its own number until the highest number is known. No rank waits forever,
+because the numbers are written by threads, which run even while their rank is in a collective.
 
-Training and validation batches are counted together. All ranks run equally many batches, so a number means the same
-batch on each rank.
+Training and validation batches are counted together. All ranks run equally many batches, so a number identifies the
+same batch on each rank.
 """
 
 from __future__ import annotations
@@ -41,22 +40,23 @@ TIME_LIMIT = "the time limit"
 REQUEUE = "the cluster's signal"
 _SIGNALS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 _POLL_S = 0.25  # seconds between two checks of the store
-_ANSWERS_EACH = 4  # after this many checks of the store, answer ranks that ask where this rank is waiting
-_LOOK_S = 1.0  # seconds between two checks whether a rank on this machine has ended
+_ANSWERS_EACH = 4  # every 4 checks of the store, answer ranks that ask for this rank's place
+_LOOK_S = 1.0  # seconds between two checks for ended ranks on this machine
 _PAUSE_S = 0.01  # seconds between two checks for the numbers of the other ranks
-_NEVER = sys.maxsize  # also stands for a rank that has left its fit, in place of its batch number
+_NEVER = sys.maxsize  # also the number that a rank writes when it has left its fit
 
-_fits = 0  # the number of distributed fits that this process has begun; each uses its own keys in the job's store
-_main_pipe: list[int] = []  # the pipe for signals that arrive during a distributed fit of this process
-_raises_in: list[int] = []  # the process in which SIGTERM raises an exception
-_ended_in: list[int] = []  # the process whose run is already ending because of a SIGTERM
+_fits = 0  # the number of this process's distributed fits, which is part of a fit's keys in the job's store
+_main_pipe: list[int] = []  # the pipe to which Python writes the signals of a running fit
+_raises_in: list[int] = []  # the id of the process in which SIGTERM raises an exception
+_ended_in: list[int] = []  # the id of a process whose run is ending because of a SIGTERM
 
 
 class Note:
-    """The line that a fit prints after Ctrl-C, to a terminal that may show a progress bar.
+    """The line that a fit prints to the terminal after Ctrl-C.
 
     Attributes:
-        before, after: the bytes around the line; a progress bar sets them so that the line is written in its place.
+        before, after: bytes that are written before and after the line. A progress bar sets these bytes, so that the
+            line appears in its place.
         is_written: whether Ctrl-C was pressed in the running fit.
     """
 
@@ -65,9 +65,11 @@ class Note:
     is_written: bool = False
 
     def stand_above(self, lines: int = 0) -> None:
-        """Write the line above a progress bar of ``lines`` lines (0: no bar), in whose last line the cursor is."""
+        """Write the line above a progress bar of ``lines`` lines; 0: there is no bar. The cursor is in the bar's last
+        line.
+        """
         self.before = b"\r\x1b[2K" + b"\x1b[1A\x1b[2K" * (lines - 1) if lines else b"\n"
-        self.after = b"\n" * (lines - 1)  # drawing the bar again moves the cursor up by these lines
+        self.after = b"\n" * (lines - 1)  # drawing the bar moves the cursor up again
 
 
 note = Note()
@@ -78,16 +80,17 @@ class Stop:
 
     Args:
         run: the fit.
-        save: saves the checkpoint from which the next run resumes; all ranks call it after the same batch.
-        keep_newest: called if callbacks may have saved checkpoints after ``save``; marks the checkpoint of ``save`` as
-            the newest.
-        timeout_s: how long a rank waits for the others' answers before it ends alone, without saving.
+        save: saves the checkpoint from which the next run resumes. All ranks call this function after the same batch.
+        keep_newest: marks the checkpoint of ``save`` as the newest. The fit calls this function if callbacks may have
+            saved checkpoints after ``save``.
+        timeout_s: the seconds for which a rank waits for the other ranks' answers. After that, the rank ends without
+            saving.
 
     Attributes:
         agreed: whether all ranks are at the end of the agreed batch, so that they can use collectives.
-        answers: a function for each reason for which the fit is not to end. If the ranks agree on such a reason, all of
-            them call its function after the agreed batch instead of saving and ending. Training continues after the
-            function, unless it raises SystemExit.
+        answers: functions by reason. If the ranks agree on a batch for a reason in this dictionary, all ranks call the
+            reason's function after that batch, in place of saving and ending. Training then continues, unless the
+            function raises SystemExit.
     """
 
     def __init__(
@@ -97,11 +100,11 @@ class Stop:
         self._run, self._save, self._keep_newest, self._timeout_s = run, save, keep_newest, timeout_s
         strategy = run.engine.strategy
         self._rank, self._size = strategy.global_rank, strategy.world.size
-        self._reason = ""  # the reason on which the ranks have agreed
+        self._reason = ""  # the reason for which the ranks agree on a batch
         self._wanted = ""  # the reason for which this rank requests the end
-        self._next = ""  # the reason of this rank's next request
+        self._next = ""  # the reason of this rank's request after that
         self.answers: dict[str, Callable[[], None]] = {}
-        self._may_reach = self._last = 0  # numbers of batches: this rank's, and the agreed one
+        self._may_reach = self._last = 0  # numbers of batches: this rank's, and the highest of all
         self._written, self._answered, self._acted = threading.Event(), threading.Event(), threading.Event()
         self._time_over = self._saved = self._over = False
         self._interrupts = self._fit = self._round = 0
@@ -116,14 +119,14 @@ class Stop:
         """Context around the loop, in which the fit accepts requests to end.
 
         Raises:
-            KeyboardInterrupt, SIGTERMException: a signal asked the fit to end, and the loop ended before the agreed
+            KeyboardInterrupt, SIGTERMException: a signal asked the fit to end, but the loop has ended before an agreed
                 batch.
         """
         if self._size > 1:
-            # a second connection, because a blocking request would block this process's other requests
+            # a second connection, because a request that waits would block the process's other requests
             with contextlib.suppress(RuntimeError, AttributeError):  # no store, or it cannot be cloned
                 self._store = waiting.store_of_job().clone()
-            # without a store to agree through, signals end this rank at once, as without a Trainer
+            # without a store, the ranks cannot agree: signals end this rank immediately
             if self._store is None:
                 yield
                 return
@@ -137,7 +140,7 @@ class Stop:
                 self._leave()
         for reason in (self._reason, self._wanted, self._next):
             if reason in _SIGNALS.values():
-                if self._size == 1:  # several ranks cannot agree on a batch any more, because the loop has ended
+                if self._size == 1:  # several ranks can no longer agree on a batch
                     self._save(reason)
                 raise _exception(reason)
         if not self._time_over:
@@ -148,7 +151,7 @@ class Stop:
             self._keep_newest()
 
     def ask(self, reason: str) -> None:
-        """Request the end of the fit on all ranks; any thread or signal handler of any rank may call this."""
+        """Request the end of the fit on all ranks. Any thread or signal handler of any rank can call this method."""
         self._want(reason)
         if self._size == 1:
             self._agree_alone()
@@ -169,7 +172,7 @@ class Stop:
         self._run.stop = self
 
     def at_batch_end(self) -> None:
-        """Called after a batch and its hooks while :attr:`Run.stop` is set: end the fit if this is the agreed batch.
+        """End the fit if this is the agreed batch; called after a batch and its hooks while :attr:`Run.stop` is set.
 
         Raises:
             KeyboardInterrupt, SIGTERMException: this is the agreed batch, or the other ranks have not answered.
@@ -208,7 +211,7 @@ class Stop:
         self._end_round()
 
     def _wait_for_answers(self) -> str:
-        """Wait until the number of the agreed batch is known; return "", or why it will never be known."""
+        """Wait until this rank knows the agreed batch, and return "". If this is impossible, return the reason."""
         deadline = time.monotonic() + self._timeout_s
         while not self._answered.wait(min(_LOOK_S, max(0.0, deadline - time.monotonic()))):
             if time.monotonic() >= deadline:
@@ -218,7 +221,7 @@ class Stop:
         return ""
 
     def _end_round(self) -> None:
-        """Prepare for the next request, because training continues."""
+        """Prepare for the next request; called if training continues."""
         self._written.clear()
         self._answered.clear()
         self._wanted = self._next if self._wanted == self._reason else self._wanted
@@ -232,11 +235,11 @@ class Stop:
 
     @contextmanager
     def _handlers(self) -> Iterator[None]:
-        """Context in which SIGTERM and Ctrl-C ask the fit to end. The context does nothing outside the main thread, in
-        which Python handles signals.
+        """Context in which SIGTERM and Ctrl-C ask the fit to end. Outside the main thread, the context does nothing,
+        because Python handles signals in the main thread.
 
-        A signal that the user ignores stays ignored. A user's handler for Ctrl-C is kept. A user's handler for SIGTERM
-        is called, and then the fit is asked to end.
+        A signal that the user ignores stays ignored. A user's handler for Ctrl-C is kept. On SIGTERM, the context calls
+        the user's handler, then asks the fit to end.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -256,7 +259,8 @@ class Stop:
                 workers_outlive_sigterm(False)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        # A forked process, such as a loader's worker, inherits this handler: it ignores Ctrl-C and ends on SIGTERM.
+        # A forked process, such as a loader's worker, inherits this handler. The forked process ignores Ctrl-C and ends
+        # on SIGTERM.
         if os.getpid() != self._process:
             if number == signal.SIGTERM:
                 _end_as_by_default()
@@ -266,7 +270,7 @@ class Stop:
             self._interrupts += 1
             if self._interrupts > 1:
                 raise KeyboardInterrupt
-            if self._rank == 0:  # not through sys.stderr, to which the main thread may be writing
+            if self._rank == 0:  # not with sys.stderr, which may be in use
                 text = b"Ctrl-C: the fit ends after the batch that is running. Press it again to end at once.\n"
                 note.is_written = True
                 with contextlib.suppress(OSError):
@@ -277,7 +281,9 @@ class Stop:
 
     @contextmanager
     def _signals_in_pipe(self) -> Iterator[None]:
-        """Context in which the thread receives signals through a pipe while the main thread waits in a collective."""
+        """Context in which Python writes the numbers of signals into a pipe. The thread reads the pipe, even while the
+        main thread waits in a collective.
+        """
         self._process = os.getpid()
         if self._pipe is None:
             yield
@@ -317,7 +323,7 @@ class Stop:
         return batches, f"in the phase {name!r} after {batches} batches had begun"
 
     def _watch(self) -> None:
-        """The loop of the thread: check for requests to end until the fit is over."""
+        """The thread's loop: look for requests to end the fit, until the fit is over."""
         answers = waiting.Answers(self._store, self._rank)
         try:
             for turn in itertools.count():
@@ -336,14 +342,14 @@ class Stop:
                     while not self._over and not self._acted.wait(_POLL_S):
                         pass
                     self._acted.clear()
-        except RuntimeError:  # the process with the store has ended, so collectives fail, too
+        except RuntimeError:  # the process with the store has ended
             self._last = _NEVER
         finally:
             self._written.set()
             self._answered.set()
 
     def _hear(self) -> None:
-        """Wait briefly for signals."""
+        """Wait a quarter of a second for signals."""
         if self._pipe is None:
             time.sleep(_POLL_S)
             return
@@ -355,7 +361,7 @@ class Stop:
 
     def _agree(self) -> None:
         """Agree with the other ranks on a batch: see [Note: the batch after which all ranks stop]."""
-        self._run.stop = self  # set before the number of the batch is read, so that the loop begins at most one more
+        self._run.stop = self  # set first, so that the loop begins at most one batch after the number is read
         self._may_reach = self._run.progress.slot[1] + 1
         self._written.set()
         self._write_number(self._may_reach)
@@ -366,7 +372,9 @@ class Stop:
         self._answered.set()
 
     def _write_number(self, number: int) -> None:
-        """Replace the number in the store if this rank's number is higher; the last rank publishes the result."""
+        """Raise the number in the store to this rank's number, if that is higher. The last rank publishes the highest
+        number.
+        """
         highest = self._store.compare_set(self._key("highest"), "", str(number)).decode()
         while int(highest) < number:
             highest = self._store.compare_set(self._key("highest"), highest, str(number)).decode()
@@ -374,7 +382,9 @@ class Stop:
             self._store.set(self._key("last"), self._store.get(self._key("highest")))
 
     def _leave(self) -> None:
-        """Called when the loop has ended, so that other ranks do not wait for this rank's number."""
+        """End the thread. Write a number for this rank, so that other ranks do not wait for this rank. Called after the
+        loop.
+        """
         if self._thread is None:
             return
         self._over = True
@@ -408,7 +418,7 @@ def _forget_pipe() -> None:
 def _raise_sigterm(number: int, frame: FrameType | None) -> None:
     if _raises_in != [os.getpid()]:
         _end_as_by_default()  # a forked process
-    if _ended_in != [os.getpid()]:  # a second SIGTERM must not interrupt on_exception
+    if _ended_in != [os.getpid()]:  # a second SIGTERM does not interrupt on_exception
         raise SIGTERMException
 
 
@@ -419,10 +429,10 @@ def _end_as_by_default() -> None:
 
 @contextmanager
 def sigterm_raises(is_rank: bool) -> Iterator[None]:
-    """Context in which SIGTERM raises an exception, as Ctrl-C does, so that a run cleans up wherever it is interrupted.
+    """Context in which SIGTERM raises an exception, as Ctrl-C does, so that the run can clean up.
 
-    A user's handler is kept. The context does nothing in the process that launches the ranks (``is_rank=False``), which
-    has a handler of its own.
+    If the user has set a handler, the context does nothing. The process that launches the ranks (``is_rank=False``) has
+    its own handler, so the context does nothing there.
     """
     main = threading.current_thread() is threading.main_thread()
     if not is_rank or not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:

@@ -1,4 +1,4 @@
-"""Let all ranks run equally many batches, although their loaders differ in length: see [Note: uneven ends] in
+"""Let all ranks run equally many batches, even if their loaders differ in length: see [Note: uneven ends] in
 data/samplers.py.
 """
 
@@ -18,19 +18,19 @@ Batches = Iterator[tuple[Any, bool]]
 
 
 class UnevenInputs:
-    """Extends this rank's pass over a loader to the longest pass of any rank, and weights its batches.
+    """Extends this rank's pass over a loader to the length of the longest pass of any rank, and weights the batches.
 
     Args:
         run: the run.
-        loader: the loader. If the Trainer has distributed its samples, the loader's sampler knows the weights of the
-            batches.
+        loader: the loader. If the Trainer has divided the samples among the ranks, the loader's sampler knows the
+            weights of the batches.
 
     Attributes:
-        draws: whether the loader itself yields the additional batches, which do not count; otherwise this rank repeats
-            its last batch.
+        draws: true if the loader itself yields the additional batches; false if this rank repeats its last batch.
+            Additional batches do not count.
         factor: the factor of the current batch: see :class:`drivetrain.data.samplers.Share`.
-        uneven_from: the first batch of the pass whose factor may differ from 1: :meth:`begin` and :meth:`end` need to
-            be called only from there on.
+        uneven_from: the index of the first batch whose factor may differ from 1. :meth:`begin` and :meth:`end` need not
+            be called for earlier batches.
     """
 
     def __init__(self, run: Run, loader: Any) -> None:
@@ -49,8 +49,9 @@ class UnevenInputs:
 
         Args:
             batches: this rank's own batches.
-            counts: the number of batches of each rank of the data group; ``inf``: unknown.
-            done: the number of batches of this pass that are already done.
+            counts: for each rank of the data group (the ranks that divide the data), its number of batches; ``inf``:
+                unknown.
+            done: the number of batches of this pass that are finished.
         """
         if float("inf") in counts:
             data = self._run.engine.strategy.data
@@ -64,12 +65,14 @@ class UnevenInputs:
         return iter(self._kept)
 
     def repeat(self, batch: Any) -> None:
-        """Set the batch that this rank repeats, for a pass that resumes after this rank's last batch."""
-        assert isinstance(self._kept, PaddedBatches)  # this rank's length is known, and smaller than another rank's
+        """Set the batch that this rank repeats. Called if a pass resumes after this rank's last batch."""
+        assert isinstance(self._kept, PaddedBatches)  # all lengths are known
         self._kept.batch = batch
 
     def begin(self, number: int) -> None:
-        """Begin batch ``number`` of the pass; if this rank only repeats a batch, discard what it computes and logs."""
+        """Begin batch ``number`` of the pass. If this rank repeats a batch, its gradients, logged values and metrics
+        are discarded.
+        """
         self.end()
         if self._shares is not None:
             self.factor = self._shares.factor_of(number)
@@ -82,8 +85,8 @@ class UnevenInputs:
             self._metrics = [(metric, cloned(state_of(metric))) for metric in self._all_metrics()]
 
     def states_before(self) -> dict[int, dict[str, Any]]:
-        """If the current batch only repeats this rank's last one, return the states of the metric objects before it, by
-        ``id(metric)``; else {}.
+        """If the current batch repeats this rank's last batch, return the metric objects' states from before the
+        repetition, by ``id(metric)``; else {}.
         """
         return {id(metric): state for metric, state in self._metrics or ()}
 
@@ -91,8 +94,8 @@ class UnevenInputs:
         """End the batch."""
         self._run.window.factor_here = 1.0
         if self._metrics is not None:
-            # A metric that this batch did not update keeps its cached result, as on the other ranks. If only this rank
-            # dropped the result, it would compute it again, and wait for the other ranks.
+            # Cached results of metrics are kept. If only this rank dropped a cached result, this rank would compute the
+            # result again, and wait for the other ranks.
             for metric, state in self._metrics:
                 set_state(metric, state, forget=False)
             self._metrics = None
@@ -100,7 +103,7 @@ class UnevenInputs:
             self._run.engine.strategy.repeat_batch(False)
 
     def _all_metrics(self) -> list[Any]:
-        """Return the metric objects of the module and of callbacks, and those that were logged."""
+        """Return the metric objects of the module and of callbacks, and the logged metric objects."""
         if self._reachable is None:
             owners = (self._run.module, *self._run.hooks.callbacks)
             self._reachable = [metric for owner in owners for metric in metrics_in(owner).values()]
@@ -111,9 +114,9 @@ class UnevenInputs:
 
 
 class PaddedBatches:
-    """Yields ``(batch, is_last)`` equally often on all ranks: a rank with fewer batches repeats its last batch.
+    """Yields equally many pairs ``(batch, is_last)`` on all ranks: a rank with fewer batches repeats its last batch.
 
-    Each rank's number of batches is known, so the ranks do not communicate and nothing is fetched ahead.
+    The ranks need not communicate or fetch ahead, because each rank knows all ranks' numbers of batches.
 
     Args:
         source: this rank's batches, from :func:`drivetrain.data.feed.feed`.
@@ -123,7 +126,8 @@ class PaddedBatches:
 
     Attributes:
         factor: as in :class:`KeptTogether`.
-        batch: the last batch that was yielded. The attribute must be set if this rank resumes after its last batch.
+        batch: the last batch that was yielded. If this rank resumes after its last batch, the caller must set this
+            attribute.
     """
 
     def __init__(self, source: Iterator[tuple[Any, bool]], counts: Sequence[float], rank: int, done: int = 0) -> None:
@@ -140,12 +144,12 @@ class PaddedBatches:
             if number < self._own:
                 item = next(self._source, None)
                 if item is None:
-                    return  # the loader yielded fewer batches than its length; a warning was issued
+                    return  # the loader yielded fewer batches than its length
                 self.batch = item[0]
                 self.factor = len(self._counts) / sum(count > number for count in self._counts)
             else:
                 if number == self._own > self._done:
-                    next(self._source, None)  # exhaust the loader after its last batch
+                    next(self._source, None)  # ask the loader for its end
                 self.factor = 0.0
             yield self.batch, number + 1 == longest
         if self._own == longest:
@@ -154,19 +158,20 @@ class PaddedBatches:
 
 @dataclass(eq=False, repr=False)
 class KeptTogether:
-    """Yields ``(batch, is_last)`` while any rank has a batch; a rank without further batches repeats its last batch.
+    """Yields ``(batch, is_last)`` while any rank has a batch; the other ranks repeat their last batch.
 
-    Each rank fetches one batch ahead. So before the ranks process a batch, all ranks know whether any of them has a
-    next batch.
+    Each rank fetches one batch ahead. Before a batch is processed, all ranks therefore know whether any rank has
+    another batch.
 
     Args:
         source: this rank's batches, from :func:`drivetrain.data.feed.feed`.
-        gather: returns the values of all ranks, in order; called once before the first batch, and once for each batch.
-        ranks: the global ranks, for messages; ``None``: 0, 1, ...
+        gather: a function that returns the values of all ranks, in order. This object calls ``gather`` before the first
+            batch, and once for each batch.
+        ranks: the global ranks of the data group, for messages; ``None``: 0, 1, ...
 
     Attributes:
-        factor: the factor of the current batch's loss. With this factor, the mean over all ranks equals the mean over
-            those ranks that do not repeat a batch. The factor is 0 for a repeated batch, otherwise the number of ranks
+        factor: the factor of the current batch's loss, which is chosen so that repeated batches do not change the mean
+            over the ranks. The factor is 0 for a repeated batch. For other batches, the factor is the number of ranks
             divided by the number of ranks that do not repeat a batch.
     """
 

@@ -1,4 +1,4 @@
-"""The window, which is the batches of one optimizer step: its state, and the weights of its losses in the gradient."""
+"""The window (the batches of one optimizer step): its state, and the scaling of its losses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from drivetrain.errors import ConfigurationError
 from drivetrain.module.optimizers import parameters_of
 
 Stepped = Optimizer | Sequence[Optimizer] | None
-"""The optimizers of the parameters whose gradients belong to a window."""
+"""One or more optimizers, whose parameters have a window's gradients; or ``None``."""
 
 
 def rescale(optimizer: Stepped, factor: float | Tensor) -> None:
@@ -28,34 +28,34 @@ def rescale(optimizer: Stepped, factor: float | Tensor) -> None:
 
 @dataclass(slots=True, eq=False)
 class Window:
-    """The batches of one optimizer step that are done so far.
+    """The state of the current window, which is the batches of one optimizer step.
 
-    The loop counts the batches; this class scales their losses, so that the gradients add up to the gradient of the
-    mean loss.
+    The loop counts the batches. This class scales the batches' losses, so that the sum of their gradients is the
+    gradient of the mean loss.
 
     Attributes:
-        size: the expected number of batches. The window ends early with its epoch.
+        size: the expected number of batches. A window has fewer batches if the epoch ends first.
         batches_done: the number of finished batches; 0 between windows.
-        divisor: the number by which plain losses are divided: ``size``, or the divisor of a strategy that owns its
-            step.
-        batches_with_gradients: the number of batches that have produced gradients. last_counted: the position of the
-            last of them in the window, from 1.
-        reference: the largest weight so far; ``None`` while losses have no weights. Losses are multiplied by their
-            weight divided by ``reference``, so that no loss is scaled up, and 16-bit floats do not overflow.
+        divisor: the number by which losses without weights are divided: ``size``, or a divisor that the strategy sets.
+        batches_with_gradients: the number of batches that have computed gradients. last_counted: the position in the
+            window, from 1, of the last such batch.
+        reference: the largest weight so far; ``None`` if losses have no weights. A loss is multiplied by its weight
+            divided by ``reference``. This factor is at most 1, so 16-bit floats do not overflow.
         total: the sum of the weights.
         factor_here: the factor of this rank's loss in the mean over the ranks: see
-            :class:`drivetrain.data.samplers.Share`. The factor is 0 for a batch that the rank only repeats, because
-            such a batch does not count.
-        gather: stacks the tensors of all ranks of the data group; ``None`` with one rank. Gradients are then averaged
-            over these ranks in the backward pass of a window's last batch.
-        exchanges_always: gradients are averaged over the ranks in every backward pass, not only in the last.
-        rescale: multiplies the current gradients of an optimizer's parameters by a factor.
-        holds_own: a strategy that owns its step has computed gradients, and has not stepped yet.
-        keeps_divisor: whether losses without weights are divided by the full size even in a window that ends early
+            :class:`drivetrain.data.samplers.Share`. The factor is 0 if the rank repeats a batch, because repeated
+            batches do not count.
+        gather: a function that stacks the tensors of all ranks of the data group (the ranks that divide the data);
+            ``None`` with one rank. With several ranks, the backward pass of a window's last batch averages the
+            gradients over the ranks.
+        exchanges_always: whether every backward pass averages the gradients over the ranks, not only the window's last.
+        rescale: a function that multiplies the gradients of an optimizer's parameters by a factor.
+        holds_own: whether a strategy with its own training step has computed gradients, but not stepped yet.
+        keeps_divisor: whether losses without weights are divided by the full size even if the window ends early
             (``drivetrain.parity``).
     """
 
-    # Keys in a checkpoint -> attributes. The keys never change, so that old checkpoints can be loaded.
+    # key in a checkpoint -> attribute. The keys must never change, because old checkpoints contain them.
     _STATE: ClassVar = {
         "expected": "divisor",
         "graded": "batches_with_gradients",
@@ -84,17 +84,17 @@ class Window:
     total: float | Tensor = 0
 
     def begin(self, divisor: int) -> None:
-        """Start a window; called with its first loss. Losses without weights are divided by ``divisor``."""
+        """Start a window; called with the window's first loss. Losses without weights are divided by ``divisor``."""
         self.divisor, self.batches_with_gradients, self.last_counted, self.reference = divisor, 0, 0, None
 
     def part(
         self, loss: Tensor, weight: float | Tensor | None, optimizer: Stepped, position: int, last: bool
     ) -> Tensor:
-        """Return ``loss`` scaled to its share of the window's mean, and count its batch, which is number ``position``
+        """Return ``loss``, scaled for the window's mean. Count its batch, whose number in the window is ``position``,
         from 1.
 
         Raises:
-            ConfigurationError: the window holds both weighted and plain losses.
+            ConfigurationError: some losses of the window have weights, and some have none.
         """
         if weight is None:
             if self.reference is not None:
@@ -120,7 +120,7 @@ class Window:
             setattr(self, name, state[key])
 
     def place(self) -> dict[str, int]:
-        """Return how far the window is, as entries that every checkpoint of a fit contains."""
+        """Return the number of finished batches and the window's size, for every checkpoint of a fit."""
         return {"held": self.batches_done, "divisor": self.size}
 
     def restore_place(self, state: dict[str, Any]) -> None:
@@ -128,13 +128,13 @@ class Window:
         self.batches_done, self.size = state.get("held", 0), state.get("divisor", 1)
 
     def weigh(self, loss: Tensor, weight: float | Tensor, optimizer: Stepped, again: bool = False) -> Tensor:
-        """Return ``loss`` times its weight, divided by the largest weight; rescale the existing gradients to the same
-        divisor.
+        """Return ``loss`` times its weight, divided by the largest weight so far. If the largest weight changes,
+        rescale the existing gradients.
 
-        ``again``: a closure runs again for a batch whose weight was already counted.
+        ``again``: a closure has run again, so that the batch's weight was already counted.
 
         Raises:
-            ConfigurationError: an earlier batch of this window returned a plain loss.
+            ConfigurationError: an earlier batch of this window returned a loss without a weight.
         """
         reference = self.reference
         if reference is None:
@@ -143,7 +143,7 @@ class Window:
             self.reference, self.total = weight, weight
             return loss * (weight > 0) if isinstance(weight, Tensor) else loss
         if isinstance(weight, Tensor) or isinstance(reference, Tensor):
-            # Sum in a wide dtype, because the sum of 8-bit counts or 16-bit floats would overflow in their own dtype.
+            # Weights are added in float32 or float64, because sums of 8-bit counts or 16-bit floats would overflow.
             here, before, total = (_wide(number, loss) for number in (weight, reference, self.total))
             self.total = total if again else total + here
             self.reference = torch.maximum(before, here)
@@ -161,10 +161,10 @@ class Window:
         return loss * (weight / reference)
 
     def weigh_together(self, loss: Tensor, weight: float | Tensor, optimizer: Stepped) -> Tensor:
-        """Do the same as :meth:`weigh` with the largest weight of all ranks, for a backward pass that averages over the
-        ranks.
+        """Scale ``loss`` as :meth:`weigh` does, but by the largest weight on any rank; for a backward pass that
+        averages the gradients over the ranks.
 
-        The method exchanges a few numbers between the ranks once, and does not wait for the device.
+        The ranks exchange two numbers each. The method does not wait for the device.
         """
         assert self.gather is not None  # checked by the caller
         before, there = self.reference, self.batches_with_gradients > 0
@@ -181,14 +181,16 @@ class Window:
         unit = _at_least_tiny(everyones[:, 0].amax())
         if there:
             self.rescale(optimizer, held / unit)
-        self.reference = unit * len(everyones)  # averaging over the ranks divides by their number
+        self.reference = unit * len(everyones)  # the average over the ranks divides by their number
         self.total = everyones[:, 1].sum()
         return loss * (here / unit)
 
     def _weigh_further(
         self, loss: Tensor, weight: float | Tensor, optimizer: Stepped, reference: float | Tensor
     ) -> Tensor:
-        """Do the same as :meth:`weigh_together` if the existing gradients are already averages over the ranks."""
+        """Scale ``loss`` as :meth:`weigh_together` does, if the existing gradients are already averages over the
+        ranks.
+        """
         assert self.gather is not None  # checked by the caller
         everyones = self.gather(_wide(weight, loss).reshape(1)).flatten()  # (ranks,)
         held = _wide(reference, loss) / len(everyones)
@@ -199,10 +201,10 @@ class Window:
         return loss * (_wide(weight, loss) / unit)
 
     def mean_over_ranks(self, loss: Tensor | None, weight: float | Tensor | None) -> Tensor:
-        """Return the mean loss over the batches of all ranks, for an optimizer that uses the loss.
+        """Return the mean of the ranks' losses, for an optimizer such as LBFGS that uses the loss.
 
-        Such an optimizer decides from the loss how often it evaluates the closure and how far it steps. Ranks that
-        decide differently would deadlock or diverge.
+        The optimizer decides from the loss how often it evaluates the closure and how far it steps. If the ranks had
+        different losses, they would deadlock or diverge.
         """
         assert self.gather is not None  # checked by the caller
         assert loss is not None
@@ -214,8 +216,8 @@ class Window:
     def factor(self) -> float | Tensor | None:
         """Return the factor by which the final gradients must be multiplied; ``None`` for 1.
 
-        The factor is not 1 if the window ended early or a batch had no loss, because the losses were divided by too
-        large a number.
+        If the window ended early or a batch had no loss, the losses were divided by a number that was too large. The
+        factor corrects this.
         """
         if self.reference is None:
             is_divided = self.keeps_divisor or self.batches_with_gradients == self.divisor
@@ -239,5 +241,5 @@ def _wide(number: float | Tensor, loss: Tensor) -> Tensor:
 
 
 def _at_least_tiny(value: Tensor) -> Tensor:
-    """Return ``value``, or the smallest float if it is 0, for a division by the sum of weights, which may all be 0."""
+    """Return ``value``, or the smallest positive float if ``value`` is 0, so that a caller can divide by the result."""
     return value.clamp(min=torch.finfo(torch.float32).tiny)

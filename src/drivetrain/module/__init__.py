@@ -1,4 +1,4 @@
-"""LightningModule, LightningDataModule, and the classes and functions that they are built from."""
+"""LightningModule, LightningDataModule, and their base classes and helpers."""
 
 from drivetrain.base.lazy import public
 

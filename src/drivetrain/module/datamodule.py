@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 
 
 class LightningDataModule(DataHooks, HyperparametersMixin, LoadableMixin):
-    """The data of a run, separate from the model: download, split, loaders.
+    """Downloads and splits the data of a run, and creates the loaders, separately from the model.
 
-    Override what you need: ``prepare_data`` (one process), ``setup`` (every process), the loaders, the transfer hooks,
-    ``teardown``. If the datamodule and the module define the same loader or transfer hook, the datamodule's is called.
+    Override the hooks that you need: ``prepare_data`` (called in one process), ``setup`` (called in every process), the
+    loader hooks, the transfer hooks, ``teardown``. If the datamodule and the module define the same loader hook or
+    transfer hook, the Trainer calls the datamodule's hook.
     """
 
     CHECKPOINT_HYPER_PARAMS_KEY = "datamodule_hyper_parameters"
@@ -53,8 +54,8 @@ class LightningDataModule(DataHooks, HyperparametersMixin, LoadableMixin):
         """Return a data module with loaders for existing datasets.
 
         Args:
-            train_dataset: the training dataset; its loader shuffles, unless the dataset is iterable-style.
-            val_dataset, test_dataset, predict_dataset: one dataset; or a list or dictionary of datasets, each of which
+            train_dataset: the training dataset. Its loader shuffles if the dataset is map-style.
+            val_dataset, test_dataset, predict_dataset: one dataset, or a list or dictionary of datasets. Each dataset
                 gets its own loader.
             batch_size, num_workers: arguments of every DataLoader. Both are also passed to this class's constructor if
                 it has parameters of these names.
@@ -72,7 +73,7 @@ class LightningDataModule(DataHooks, HyperparametersMixin, LoadableMixin):
             return DataLoader(dataset, batch_size, shuffle=draws, num_workers=num_workers)
 
         for name, dataset in datasets.items():
-            if dataset is not None:  # the Trainer treats a method that is set on the instance as an override
+            if dataset is not None:  # an attribute of the instance counts as an override
                 setattr(module, f"{name}_dataloader", partial(loaders, dataset, name == "train"))
         return module
 
@@ -97,7 +98,7 @@ def _described(hook: Callable[[], Any]) -> str:
 
 
 class _Shown(str):
-    """A string that is shown without quotes when the list that contains it is printed."""
+    """A string that prints without quotes inside a printed list."""
 
     __repr__ = str.__str__
 

@@ -34,11 +34,11 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class ExportMixin:
-    """Gives a module its export methods. Each method runs ``forward`` in evaluation mode and without gradients.
+    """Gives a module its export methods, which run ``forward`` in evaluation mode and without gradients.
 
-    An exported model has no Trainer: ``self.trainer`` is ``None`` in its ``forward``. An export leaves this module
-    unchanged, including the mode of every submodule. The file is first written under another name, so that a failed
-    export does not damage an existing file. Missing folders are created.
+    An exported model has no Trainer: ``self.trainer`` is ``None`` in its ``forward``. An export does not change this
+    module or the training mode of any submodule. The methods write a file first under another name, so that a failed
+    export does not damage an existing file. The methods create missing folders.
     """
 
     example_input_array: Any = None
@@ -48,9 +48,9 @@ class ExportMixin:
         """Return the model as ONNX.
 
         Args:
-            file_path: the path of the file, or a file object open for writing, such as ``io.BytesIO()``. With a path,
-                torch may write large weights into another file in the same folder.
-            input_sample: the inputs, in the form of :attr:`example_input_array`, which is the default.
+            file_path: the path of the file, or a file object open for writing, such as ``io.BytesIO()``. If this is a
+                path, torch may write large weights into a second file in the same folder.
+            input_sample: the inputs, in the form of :attr:`example_input_array`; ``None``: :attr:`example_input_array`.
             **kwargs: arguments of ``torch.onnx.export``, such as ``dynamic_shapes`` or ``opset_version``.
 
         Returns:
@@ -62,7 +62,7 @@ class ExportMixin:
         args, kwarg_inputs = _inputs(self, input_sample, "to_onnx", "input_sample")
         _require("to_onnx", *(["onnx", "onnxscript"] if kwargs.get("dynamo", True) else ["onnx"]))
         if file_path is not None and not isinstance(file_path, (str, Path)):
-            kwargs.setdefault("external_data", False)  # weights in a second file could not be written to a file object
+            kwargs.setdefault("external_data", False)  # a file object cannot hold a second file
         with _exportable(self) as model, _target(file_path) as target:
             return torch.onnx.export(model, args, target, kwargs=kwarg_inputs or None, **kwargs)
 
@@ -73,19 +73,19 @@ class ExportMixin:
         example_inputs: Any = None,
         **kwargs: Any,
     ) -> Any:
-        """Return the model as TorchScript; torch deprecates this with a DeprecationWarning.
+        """Return the model as TorchScript. This method warns, because torch has deprecated TorchScript.
 
         Args:
             file_path: the path of the file.
             method: "script" compiles ``forward`` and the functions that it calls; "trace" records the operations of one
                 call of ``forward``.
-            example_inputs: the inputs for ``method="trace"``, in the form of :attr:`example_input_array`, which is the
-                default.
+            example_inputs: the inputs for ``method="trace"``, in the form of :attr:`example_input_array`; ``None``:
+                :attr:`example_input_array`.
             **kwargs: arguments of ``torch.jit.script`` or ``torch.jit.trace``.
 
         Returns:
-            A ``ScriptModule``, which shares its weights with this module. A ``ScriptModule`` loaded from the file has
-            its own.
+            A ``ScriptModule`` that shares its weights with this module. A ``ScriptModule`` that is loaded from the file
+            has separate weights.
 
         Raises:
             ConfigurationError: the method is unknown, or there are no inputs for ``method="trace"``.
@@ -105,7 +105,7 @@ class ExportMixin:
         return exported
 
     def __prepare_scriptable__(self) -> nn.Module:
-        """Return what ``torch.jit.script(module)`` compiles: the module without its Trainer."""
+        """Return the object that ``torch.jit.script(module)`` compiles: a copy of the module without its Trainer."""
         return detached(self)  # type: ignore[arg-type]  # self is a LightningModule
 
     def to_tensorrt(
@@ -117,15 +117,15 @@ class ExportMixin:
         retrace: bool = False,
         **compile_kwargs: Any,
     ) -> Any:
-        """Return the model compiled by TensorRT; the module must be on a device that TensorRT supports.
+        """Return the model, compiled by TensorRT. The module must be on a device that TensorRT supports.
 
         Args:
             file_path: the path of the file.
-            input_sample: the inputs, in the form of :attr:`example_input_array`, which is the default.
-            ir: how the model is captured: "default", "dynamo" or "ts".
+            input_sample: the inputs, in the form of :attr:`example_input_array`; ``None``: :attr:`example_input_array`.
+            ir: the form in which the model is captured: "default", "dynamo" or "ts".
             output_format: the file format: "exported_program" or "torchscript". With ``ir="ts"``, the format is always
                 "torchscript".
-            retrace: export the compiled graph once more before it is written to the file.
+            retrace: whether to export the compiled graph again before it is written to the file.
             **compile_kwargs: arguments of ``torch_tensorrt.compile``.
 
         Returns:
@@ -161,7 +161,7 @@ def _inputs(module: Any, sample: Any, method: str, argument: str) -> Arguments:
 def _arguments(sample: Any) -> Arguments:
     if isinstance(sample, Mapping):
         return (), dict(sample)
-    return (sample if type(sample) is tuple else (sample,)), {}  # a named tuple is one argument, unlike a plain tuple
+    return (sample if type(sample) is tuple else (sample,)), {}  # a named tuple is a single argument
 
 
 def _require(method: str, *packages: str) -> None:
@@ -176,8 +176,8 @@ def _require(method: str, *packages: str) -> None:
 
 @contextmanager
 def _target(given: str | Path | IO[bytes] | None) -> Iterator[str | None]:
-    """Yield the path to which the caller writes: the path of :func:`_replacing`; or, if ``given`` is an open file, a
-    temporary path, whose content is copied into the open file at the end.
+    """Yield the path to which the caller writes. If ``given`` is an open file, yield a temporary path, and at the end
+    copy the written content into the open file. Otherwise yield the path of :func:`_replacing`.
     """
     if given is None or isinstance(given, (str, Path)):
         with _replacing(given) as path:
@@ -195,8 +195,8 @@ def _target(given: str | Path | IO[bytes] | None) -> Iterator[str | None]:
 
 @contextmanager
 def _replacing(path: str | Path | None) -> Iterator[str | None]:
-    """Yield a temporary path. If no exception is raised, move the file written there to ``path``, and the other files
-    of the temporary folder to the folder of ``path``.
+    """Yield a temporary path. At the end, move the file at this path to ``path``, and other files of the temporary
+    folder to the folder of ``path``. After an exception, no file is moved.
 
     Raises:
         OSError: ``path`` is a folder, a pipe or a device.
@@ -209,7 +209,7 @@ def _replacing(path: str | Path | None) -> Iterator[str | None]:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".") as folder:
         yield os.path.join(folder, target.name)
-        # the file ``path`` is moved last, so that the files to which it refers are already there
+        # the file ``path`` is moved last, because it may refer to the other files
         for written in sorted(Path(folder).iterdir(), key=lambda file: file.name == target.name):
             files.move(written, target.parent / written.name)
 
@@ -219,9 +219,10 @@ def _replacing(path: str | Path | None) -> Iterator[str | None]:
 
 @contextmanager
 def undisturbed(module: nn.Module, draws: bool = False) -> Iterator[None]:
-    """Context in which ``module`` is in evaluation mode and without gradients, and its logging is discarded.
+    """Context in which ``module`` is in evaluation mode, gradients are off, and logged values are discarded.
 
-    When the context ends, also by an exception, every submodule's mode and every random generator's state are restored.
+    The end of the context, also after an exception, restores the mode of every submodule and the state of every random
+    generator.
 
     Args:
         module: the module to run.
@@ -232,7 +233,7 @@ def undisturbed(module: nn.Module, draws: bool = False) -> Iterator[None]:
     with nullcontext() if draws else isolate_rng(), torch.no_grad(), logbooks.without_logging(module):
         try:
             for part in parts:
-                # eval() would call a user's train(), whose other effects could not be undone
+                # not eval(), which would call a user's train(), whose other effects could not be undone
                 part.training = False
             yield
         finally:
@@ -242,19 +243,18 @@ def undisturbed(module: nn.Module, draws: bool = False) -> Iterator[None]:
 
 @contextmanager
 def example_pass(module: nn.Module, sample: Any = None, draws: bool = False) -> Iterator[Arguments | None]:
-    """Context for running ``forward``: as :func:`undisturbed`, and in the Trainer's precision if the module has a
-    Trainer.
+    """Context of :func:`undisturbed` for running ``forward``. If the module has a Trainer, the context also has the
+    Trainer's precision.
 
     Args:
-        module: the module to run, which need not be a LightningModule.
-        sample: the inputs, in the form of ``example_input_array``, which is the default.
+        module: the module to run; any ``nn.Module``.
+        sample: the inputs, in the form of ``example_input_array``; ``None``: ``example_input_array``.
         draws: do not restore the random generators' states.
 
-    Yields: A copy of the inputs on the module's device; ``None`` if there are no inputs, and then the module's modes
-        are not changed.
+    Yields: A copy of the inputs on the module's device. If there are no inputs: ``None``; the module's modes then do
+    not change.
     """
-    # example_input_array is not read before the random generators' states are kept, because it may be a property of the
-    # user's class that draws random numbers.
+    # example_input_array may be a user's property that draws random numbers, so it is read inside undisturbed().
     if sample is None and inspect.getattr_static(module, "example_input_array", None) is None:
         yield None
         return
@@ -287,9 +287,7 @@ def detached(module: nn.Module) -> nn.Module:
 
 
 class _Unregistered:
-    """A base class whose ``__init_subclass__`` does nothing. So a user's ``__init_subclass__``, which may register
-    classes, does not run.
-    """
+    """A base class that prevents a user's ``__init_subclass__``, which may register classes, from running."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         pass
@@ -297,7 +295,7 @@ class _Unregistered:
 
 @functools.cache
 def _detached_class(cls: type[Any]) -> tuple[type[Any], frozenset[str]]:
-    """Return a subclass of ``cls`` that TorchScript can inspect, and the names that this package sets on its instances.
+    """Return a subclass of ``cls`` that TorchScript can inspect, and the names of attributes that this package defines.
 
     TorchScript reads every attribute, so ``trainer`` must not raise. TorchScript also compiles every property that
     ``__jit_unused_properties__`` does not name.
@@ -326,7 +324,7 @@ def _detached(module: nn.Module, made: dict[int, nn.Module]) -> nn.Module:
 
     Args:
         module: the module to copy; it is not changed.
-        made: the copies made so far, by the id of the original, so that a shared submodule stays shared.
+        made: the copies so far, by the id of the original. Through this dictionary, a shared submodule stays shared.
     """
     if id(module) in made:
         return made[id(module)]

@@ -1,7 +1,8 @@
-"""Checkpoints that contain only the trainable weights: find the frozen weights, and check that a module into which such
-a checkpoint is loaded has the same frozen weights.
+"""Checkpoints that contain only trainable weights: find the frozen weights, and check that the loading module has equal
+frozen weights.
 
-For each frozen parameter, such a checkpoint contains a fingerprint: its shape, its dtype and a digest of its bytes.
+For each frozen parameter, such a checkpoint contains a fingerprint: the parameter's shape and dtype, and a digest of
+its bytes.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from drivetrain.base.tree import is_dtensor
 from drivetrain.errors import CheckpointError, CheckpointMismatchError
 
 FINGERPRINTS = "frozen_weights"
-"""The checkpoint's key for a dictionary from the name of each frozen parameter to its fingerprint."""
+"""A checkpoint's key. Its value is a dictionary from the names of the frozen parameters to their fingerprints."""
 
 _KNOWN: WeakKeyDictionary[nn.Module, dict[str, tuple[Any, dict[str, Any]]]] = WeakKeyDictionary()
 
 
 def frozen_parameters(module: nn.Module, optimizers: Iterable[Optimizer]) -> dict[str, Tensor]:
-    """Return the parameters that are not trained, by their names in a state dict.
+    """Return the frozen parameters, by their names in a state dict.
 
-    An optimizer's parameter counts as trained even while its ``requires_grad`` is off.
+    A parameter in an optimizer is not frozen, even if its ``requires_grad`` is False at present.
     """
     stepped = {id(each) for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]}
     named = plain_names(dict(module.named_parameters(remove_duplicate=False)))
@@ -61,7 +62,7 @@ def without_frozen(
                 f"Trainer(save_trainable_only=True) needs complete weights, and this process has a shard of {name}. "
                 'Write FSDPStrategy(state_dict_type="full"), or leave save_trainable_only out.'
             )
-        # the digest of a frozen parameter is computed once, not at every save
+        # the digest is computed once for each parameter, not at every save
         key = (id(parameter), version_of(parameter))
         if name not in known or known[name][0] != key:
             known[name] = key, fingerprint(value)
@@ -70,7 +71,7 @@ def without_frozen(
 
 
 def _say_what_stays(module: nn.Module, frozen: Collection[str]) -> None:
-    """Log which parameters are saved although they require no gradient, because an optimizer has them."""
+    """Log the parameters that require no gradient, but are saved because an optimizer has them."""
     named = plain_names(dict(module.named_parameters(remove_duplicate=False)))
     stay = [name for name, each in named.items() if not each.requires_grad and name not in frozen]
     if stay:
@@ -81,26 +82,26 @@ def _say_what_stays(module: nn.Module, frozen: Collection[str]) -> None:
 
 
 def fingerprint(tensor: Tensor) -> dict[str, Any]:
-    """Return shape, dtype and a digest of the bytes of ``tensor``."""
+    """Return the shape of ``tensor``, its dtype, and a digest of its bytes."""
     host = tensor.detach().cpu().contiguous()
     digest = hashlib.sha256(content_of(host)).hexdigest()
     return {"shape": list(host.shape), "dtype": str(host.dtype).removeprefix("torch."), "sha256": digest}
 
 
 def check_base(module: nn.Module, checkpoint: Mapping[str, Any], strict: bool) -> bool:
-    """Check that ``module`` has the frozen weights with which a checkpoint was trained.
+    """Check that ``module`` has the frozen weights with which the checkpoint's weights were trained.
 
     Args:
         module: a module whose frozen weights are already loaded.
         checkpoint: any checkpoint.
-        strict: whether the names of the trainable weights must be the same in the checkpoint and in the module.
+        strict: whether the checkpoint and the module must have equal names of trainable weights.
 
     Returns:
-        Whether to load the checkpoint strictly; False for a checkpoint of trainable weights, because
-        ``load_state_dict`` would miss the frozen weights.
+        The argument ``strict`` for ``load_state_dict``. The result is False for a checkpoint of trainable weights,
+        because this checkpoint lacks the frozen weights.
 
     Raises:
-        CheckpointError: a frozen weight differs, or with ``strict`` the names of the trainable weights differ.
+        CheckpointError: a frozen weight differs, or, if ``strict``, the names of the trainable weights differ.
     """
     if FINGERPRINTS not in checkpoint:
         return strict
@@ -122,7 +123,7 @@ def check_base(module: nn.Module, checkpoint: Mapping[str, Any], strict: bool) -
 
 
 def _difference(name: str, parameter: Any, expected: Mapping[str, Any]) -> str:
-    """Return how a frozen parameter differs from its fingerprint; "" if it does not."""
+    """Return how a frozen parameter differs from its fingerprint; "" if there is no difference."""
     if parameter is None:
         return f"there is no parameter {name}"
     shape, dtype = list(parameter.shape), str(parameter.dtype).removeprefix("torch.")

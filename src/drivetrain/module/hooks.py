@@ -1,8 +1,8 @@
-"""The hooks of modules and datamodules, the defaults of ``self.log`` in each hook, and the table through which a run
-calls the hooks.
+"""The hooks of modules and datamodules, the defaults of ``self.log`` in each hook, and the table of hooks that a run
+calls.
 
-The table is built when a run starts: for each hook, the bound methods of all objects that override it. A hook without
-overrides is an empty tuple, so that a step loops over nothing instead of calling empty methods.
+For each hook, the table returns the bound methods of all objects that override the hook. For a hook without overrides,
+the table returns an empty tuple, so that a step calls no empty methods.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ LOG_RULES: dict[str, LogRule] = {
     "test_step": _EVAL, "on_test_batch_start": _EVAL, "on_test_batch_end": _EVAL,
     "on_test_start": _EPOCH, "on_test_epoch_start": _EPOCH, "on_test_epoch_end": _EPOCH,
 }  # fmt: skip
-"""The defaults of ``self.log`` in each hook; in a hook that is not listed, ``self.log`` raises an error."""
+"""The defaults of ``self.log`` in each hook. In hooks that are not in this dictionary, ``self.log`` raises an error."""
 
 
 def _not_defined(owner: Any, hook: str) -> HookError:
@@ -53,18 +53,18 @@ def _not_defined(owner: Any, hook: str) -> HookError:
 
 
 class DataHooks:
-    """Hooks shared by LightningModule and LightningDataModule: loaders and the transfer of batches."""
+    """The hooks of both LightningModule and LightningDataModule: they create loaders and transfer batches."""
 
     prepare_data_per_node: bool = True
-    """Whether :meth:`prepare_data` runs once per node, or once in the whole job."""
+    """True: :meth:`prepare_data` runs once on each node. False: it runs once in the complete job."""
 
     def prepare_data(self) -> None:
-        """Download or write the run's data. Only one process of each node, or of the whole job (see
-        :attr:`prepare_data_per_node`), calls this hook, so do not set attributes here.
+        """Download or write the run's data. Do not set attributes here, because only one process of each node, or of
+        the job, calls this hook (see :attr:`prepare_data_per_node`).
         """
 
     def setup(self, stage: str) -> None:
-        """Create datasets for ``stage`` ("fit", "validate", "test", "predict"); every process calls it."""
+        """Create datasets for ``stage`` ("fit", "validate", "test", "predict"). Every process calls this hook."""
 
     def teardown(self, stage: str) -> None:
         """Called when ``stage`` has ended without an exception."""
@@ -74,15 +74,15 @@ class DataHooks:
         raise _not_defined(self, "train_dataloader")
 
     def val_dataloader(self) -> Any:
-        """Return the validation loader, or a list of them."""
+        """Return the validation loader, or a list of validation loaders."""
         raise _not_defined(self, "val_dataloader")
 
     def test_dataloader(self) -> Any:
-        """Return the test loader, or a list of them."""
+        """Return the test loader, or a list of test loaders."""
         raise _not_defined(self, "test_dataloader")
 
     def predict_dataloader(self) -> Any:
-        """Return the prediction loader, or a list of them."""
+        """Return the prediction loader, or a list of prediction loaders."""
         raise _not_defined(self, "predict_dataloader")
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
@@ -90,20 +90,20 @@ class DataHooks:
         return batch
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        """Move the batch; by default, all tensors in nested containers, and other objects with a method ``to``.
+        """Move the batch to ``device``; by default, all tensors and objects with a method ``to``, also in containers.
 
         Returns:
-            The batch on the device; ``None`` if the hook has moved the given object itself.
+            The batch on the device, or ``None`` if the hook has moved ``batch`` in place.
         """
         return move(batch, device)
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Change the batch on the device, for example augment it there."""
+        """Change the batch after it is moved to the device, for example to augment it."""
         return batch
 
 
 class ModelHooks:
-    """The hooks of a LightningModule. By default they do nothing, unless their docstring says otherwise."""
+    """The hooks of a LightningModule. Each hook does nothing by default, unless its docstring describes a default."""
 
     def on_fit_start(self) -> None:
         """Called when the model is on the device and the optimizers exist."""
@@ -121,14 +121,14 @@ class ModelHooks:
         """Called when a training epoch begins, before the loader's iterator is created."""
 
     def on_train_epoch_end(self) -> None:
-        """Called when a training epoch has ended; values logged here can be monitored by callbacks."""
+        """Called when a training epoch has ended. Callbacks can monitor values that this hook logs."""
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
         """Called when a training batch is on the device. Return -1 to skip the rest of the epoch."""
         return None
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Called after a training batch; ``outputs`` is described at ``Callback.on_train_batch_end``."""
+        """Called after a training batch; for ``outputs``, see ``Callback.on_train_batch_end``."""
 
     def on_validation_start(self) -> None:
         """Called when validation begins; the module is in evaluation mode."""
@@ -140,7 +140,7 @@ class ModelHooks:
         """Called before the pass over the validation loaders."""
 
     def on_validation_epoch_end(self) -> None:
-        """Called after the pass over the validation loaders; further values of the validation may be logged here."""
+        """Called after the pass over the validation loaders. This hook can log values of the validation."""
 
     def on_validation_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Called when a validation batch is on the device."""
@@ -158,7 +158,7 @@ class ModelHooks:
         """Called before the pass over the test loaders."""
 
     def on_test_epoch_end(self) -> None:
-        """Called after the pass over the test loaders; further values of the test may be logged here."""
+        """Called after the pass over the test loaders. This hook can log further values of the test."""
 
     def on_test_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Called when a test batch is on the device."""
@@ -185,32 +185,34 @@ class ModelHooks:
         """Called after a prediction batch."""
 
     def on_validation_model_train(self) -> None:
-        """Switch back to training mode after validation. If this hook is not overridden, the Trainer restores the mode
-        of every submodule instead of calling the hook.
+        """Switch back to training mode after validation. The Trainer calls this hook only if it is overridden;
+        otherwise the Trainer restores the mode of every submodule.
         """
 
     def on_test_model_train(self) -> None:
-        """Switch back to training mode after testing. If this hook is not overridden, the Trainer restores the mode of
-        every submodule instead of calling the hook.
+        """Switch back to training mode after testing. The Trainer calls this hook only if it is overridden; otherwise
+        the Trainer restores the mode of every submodule.
         """
 
     def on_before_zero_grad(self, optimizer: Optimizer) -> None:
-        """Called after the first ``training_step`` of an optimizer step, before the previous gradients are cleared."""
+        """Called after ``training_step`` of an optimizer step's first batch, before the gradients are cleared."""
 
     def on_before_backward(self, loss: Tensor) -> None:
-        """Called before the backward pass of ``loss``, which is divided by the number of accumulated batches."""
+        """Called before the backward pass of ``loss``. The loss is already divided by the number of accumulated
+        batches.
+        """
 
     def on_after_backward(self) -> None:
-        """Called after the backward pass of a batch, when its gradients were added to each parameter's ``grad``."""
+        """Called after the backward pass of a batch, which has added gradients to each parameter's ``grad``."""
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        """Called when an optimizer step's gradients are complete, unscaled and not yet clipped; inspect norms here."""
+        """Called before an optimizer step. The gradients are complete and unscaled, but not yet clipped."""
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Called when ``checkpoint`` is complete and not yet written; add entries or change them here."""
+        """Called before ``checkpoint`` is written. This hook can add or change entries."""
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Called after ``checkpoint`` was read and before its weights are loaded into the module."""
+        """Called after ``checkpoint`` was read, and before the module loads its weights."""
 
 
 class HookParty(Protocol):
@@ -231,33 +233,34 @@ class HookParty(Protocol):
 class HookTable:
     """The hooks of one run, each bound to the callbacks, module and strategy that override it.
 
-    The overrides are called in this order: the callbacks' as listed, the module's, the strategy's. In
-    ``on_train_epoch_end``, callbacks with a monitored value are called after the module, so that they see the values
-    that the module logs in this hook. In ``on_train_batch_end``, ``on_validation_end`` and ``on_train_epoch_end``,
-    callbacks that save are called after the module, so that a checkpoint contains the module's changes in this hook.
+    The table calls the overrides in this order: those of the callbacks in the order of the list, that of the module,
+    that of the strategy. There are two exceptions. In ``on_train_epoch_end``, callbacks that monitor a value are called
+    after the module, so that they see the values that the module logs in this hook. In ``on_train_batch_end``,
+    ``on_validation_end`` and ``on_train_epoch_end``, callbacks that save are called after the module, so that a
+    checkpoint contains the changes that the module makes in this hook.
 
     Attributes:
-        spans: the :class:`drivetrain.loops.spans.Spans` that measures hooks for a profiler; ``None`` without a
-            profiler.
-        completes: the hooks in which an exception of one override is raised only after all overrides were called. In a
-            fit with a callback that saves on exceptions, these are the hooks that end a batch, a validation or an
-            epoch, because a resumed run does not call them again.
-        observers: objects that observe the run without changing it. An observer's method with the name of a hook is
-            called without arguments after all overrides of that hook, except for hooks that run in each step. Other
-            methods are called in phases that have no hook: ``nothing_trained``; ``window_without_step(output)``;
-            ``before_validation``, in a fit; ``batches_ended``, before the hooks at the end of a training epoch;
-            ``epoch_closed``, when the epoch is complete; ``values_left(rows)`` and ``logged_nan(names, step)``, when
-            values are logged; ``results_agreed(stage)``; ``before_save``, which may raise to prevent a checkpoint;
-            ``state_alone``, for a save after an exception: the observer returns equal values on ranks with equal
-            states; ``checkpoint_saved(path, step)``, when a ModelCheckpoint's file is durable; ``step_bound(step)``,
-            which returns the function that the loop calls instead of ``step``.
+        spans: measures hooks for a profiler: a :class:`drivetrain.loops.spans.Spans`; ``None`` without a profiler.
+        completes: the hooks in which the table calls all overrides even if one raises, and then raises the exception.
+            If a callback saves on exceptions, these are the hooks at the end of a batch, a validation or an epoch,
+            because a resumed run does not call these hooks again.
+        observers: objects that observe the run without changing it. If an observer has a method with the name of a
+            hook, the table calls this method without arguments after all overrides of the hook. Methods for hooks that
+            run in each step are not called. The run also calls these methods, which are not hooks: ``nothing_trained``;
+            ``window_without_step(output)``; ``before_validation``, in a fit; ``batches_ended``, before the hooks at the
+            end of a training epoch; ``epoch_closed``, when the epoch is complete; ``values_left(rows)`` and
+            ``logged_nan(names, step)``, when values are logged; ``results_agreed(stage)``; ``before_save``, which can
+            raise to prevent a checkpoint; ``state_alone``, for a save after an exception, which must return equal
+            values on ranks with equal states; ``checkpoint_saved(path, step)``, when a ModelCheckpoint's file is
+            durable; ``step_bound(step)``, which returns the function that the loop calls in place of ``step``.
 
     Args:
-        trainer, module, callbacks, strategy: objects with hooks; the hooks of callbacks get the Trainer and the module
-            as their first arguments.
-        bases: three classes: the base class of modules and that of callbacks, whose own methods do not count as
-            overrides, and the base class of callbacks that save.
-        book: the logbook, which keeps logged values and takes the defaults of ``self.log`` from the running hook.
+        trainer, module, callbacks, strategy: the Trainer, and the objects with hooks. The Trainer and the module are
+            the first arguments of callbacks' hooks.
+        bases: three classes: the base class of modules, the base class of callbacks, and the base class of callbacks
+            that save. Methods of the first two classes do not count as overrides.
+        book: the logbook (the object that keeps logged values), which reads the defaults of ``self.log`` for the
+            running hook.
     """
 
     _trainer: Any
@@ -274,15 +277,15 @@ class HookTable:
         self._module_base, self._callback_base, self._saver_base = self._bases
 
     def without_callbacks(self) -> HookTable:
-        """Return a table of the same module without callbacks, profiler and observers."""
+        """Return a table of this module, without callbacks, profiler and observers."""
         return replace(self, callbacks=(), spans=None, observers=[])
 
     def scope(self, hook: str, dataloader_idx: int | None = None) -> Scope:
-        """Return the scope in which ``hook`` logs: the stage, the hook and the defaults of ``self.log``."""
+        """Return the scope in which ``hook`` logs values: the stage, the hook and the defaults of ``self.log``."""
         return self._book.scope_for(_group(hook), hook, LOG_RULES.get(hook), dataloader_idx)
 
     def stateful_callbacks(self) -> list[HookParty]:
-        """Return the callbacks with a state, except those that save, because their states describe files."""
+        """Return the callbacks with a state, except callbacks that save, because their states describe files."""
         return [
             callback
             for callback in self.callbacks
@@ -290,28 +293,32 @@ class HookTable:
         ]
 
     def bind(self, hook: str, dataloader_idx: int | None = None) -> tuple[Call, ...]:
-        """Return a tuple for ``hook``: empty, or with one function that calls all overrides in order."""
+        """Return a tuple with one function, which calls all overrides of ``hook`` in order; () without overrides."""
         before, after = self._callback_calls(hook)
-        if after and hook == "on_train_epoch_end":  # these callbacks use values that the module logs in this hook
+        if after and hook == "on_train_epoch_end":  # these callbacks may read values that the module logs
             after = [lambda *_: self._book.agree_on_epoch("train"), *after]
         calls = [*before, *self._module_calls(hook), *after, *self._strategy_calls(hook)]
         bound = (self._scoped(hook, calls, dataloader_idx),) if calls else ()
         return bound if self.spans is None else cast("tuple[Call, ...]", self.spans.around(hook, bound))
 
     def bind_callbacks(self, hook: str) -> tuple[Call, ...]:
-        """Return a tuple as :meth:`bind` does, whose function calls only the callbacks' overrides of ``hook``."""
+        """Return a tuple as :meth:`bind` does, but with a function that calls only the callbacks' overrides of
+        ``hook``.
+        """
         before, after = self._callback_calls(hook)
         return (self._scoped(hook, [*before, *after]),) if before or after else ()
 
     def bind_method(self, name: str) -> Call | None:
-        """Return the module's method ``name`` if it is overridden; what it logs counts as logged in this hook."""
+        """Return the module's method ``name`` if overridden, else ``None``. Values that it logs belong to this hook."""
         if not overrides(self._module, name, self._module_base):
             return None
         method = self._measured(self._module, "LightningModule", name)
         return self._book.within(self.scope(name), method)
 
     def bind_batch_start(self) -> Call | None:
-        """Return the module's ``on_train_batch_start``, followed by the strategy's unless the first returns -1."""
+        """Return a call of the module's ``on_train_batch_start``, and of the strategy's unless the module's returns
+        -1.
+        """
         own, others = self.bind_method("on_train_batch_start"), self._strategy_calls("on_train_batch_start")
         if not others:
             return own
@@ -325,25 +332,24 @@ class HookTable:
         return call
 
     def overridden(self, name: str) -> str:
-        """Return the class name of the first module or callback that overrides ``name``; "" if none overrides it."""
+        """Return the class name of the first module or callback that overrides ``name``; "" if there is no override."""
         return next((type(owner).__name__ for owner, _ in self.overriders(name)), "")
 
     def overriders(self, name: str) -> Iterator[tuple[Any, type]]:
-        """Yield the module and the callbacks that override ``name``, each with the base class that defines it."""
+        """Yield the module and the callbacks that override ``name``, each with its base class."""
         parties = [(self._module, self._module_base), *((each, self._callback_base) for each in self.callbacks)]
         return (pair for pair in parties if hasattr(pair[1], name) and overrides(pair[0], name, pair[1]))
 
     def check_takes_index(self, word: str, several: bool) -> None:
-        """Check that the hooks before and after a batch accept ``dataloader_idx`` if there are several loaders, and do
-        not require it if there is one.
+        """Check that the hooks before and after a batch accept ``dataloader_idx`` if there are several loaders, and
+        that they do not require ``dataloader_idx`` if there is one loader.
 
         Args:
             word: the stage in the hooks' names: "validation", "test" or "predict".
             several: whether there are several loaders.
 
         Raises:
-            ConfigurationError: with several loaders, a hook does not accept ``dataloader_idx``; or with one loader, a
-                hook requires it.
+            ConfigurationError: a hook does not accept ``dataloader_idx``, or requires it although there is one loader.
         """
         for hook in (f"on_{word}_batch_start", f"on_{word}_batch_end"):
             for owner, base in self.overriders(hook):
@@ -362,13 +368,13 @@ class HookTable:
                     ) from None
 
     def call(self, hook: str, *args: Any) -> None:
-        """Bind a hook and call it at once; for hooks that do not run in each step."""
+        """Call all overrides of a hook, and the observers; used for hooks that do not run in each step."""
         for bound in self.bind(hook):
             bound(*args)
         self.notify(hook)
 
     def notify(self, phase: str, *args: Any) -> None:
-        """Call the observers that have a method of this name."""
+        """Call the method ``phase`` of all observers that have this method."""
         for observe in self.bind_observers(phase):
             observe(*args)
 
@@ -377,12 +383,12 @@ class HookTable:
         return tuple(getattr(each, phase) for each in self.observers if hasattr(each, phase))
 
     def call_callbacks(self, hook: str, *args: Any) -> None:
-        """Bind the callbacks' overrides of ``hook`` and call them at once."""
+        """Call the callbacks' overrides of ``hook``."""
         for bound in self.bind_callbacks(hook):
             bound(*args)
 
     def call_method(self, name: str, *args: Any) -> Any:
-        """Call the module's method ``name``, overridden or not; what it logs counts as logged in the hook ``name``."""
+        """Call the module's method ``name``. Values that an override logs belong to the hook ``name``."""
         return (self.bind_method(name) or getattr(self._module, name))(*args)
 
     def call_on(self, owner: Any, name: str, *args: Any) -> Any:
@@ -410,7 +416,7 @@ class HookTable:
         return [self._measured(self._strategy, "Strategy", hook)] if overrides(self._strategy, hook, Strategy) else []
 
     def _measured(self, owner: Any, kind: str, hook: str) -> Call:
-        """Return the method ``hook`` of ``owner``; with a profiler, one that is also measured as an action."""
+        """Return the method ``hook`` of ``owner``, measured as an action if there is a profiler."""
         method: Call = getattr(owner, hook)
         return method if self.spans is None else cast("Call", self.spans.of_hook(owner, kind, hook))
 
@@ -422,7 +428,7 @@ class HookTable:
 
 
 def _call_all(calls: Sequence[Call], *args: Any) -> None:
-    """Call all of ``calls``, even if one raises; then raise the first exception."""
+    """Call all functions of ``calls``, even if one of them raises. Then raise the first exception."""
     first: BaseException | None = None
     for call in calls:
         try:
@@ -444,16 +450,16 @@ def _group(hook: str) -> str:
 def bind_transfer(
     module: Any, datamodule: Any, strategy: Strategy, book: Logbook, convert: Call | None = None, spans: Any = None
 ) -> tuple[Call, Call | None]:
-    """Return how a batch is moved to the device: ``(move, hooks)``. ``convert`` converts its numbers to the run's
-    precision.
+    """Return two functions, ``(move, hooks)``, one of which moves a batch to the device. ``convert`` converts the
+    batch's numbers to the run's precision.
 
-    With ``spans``, a profiler measures ``move`` or ``hooks`` as the action "batch_to_device", and each overridden hook
-    as an action within this one.
+    If ``spans`` is given, a profiler measures ``move`` or ``hooks`` as the action "batch_to_device". The profiler
+    measures each overridden hook as an action inside "batch_to_device".
 
-    ``move(batch)`` may run as soon as the batch is fetched. ``hooks(batch, dataloader_idx)`` replaces ``move`` if the
-    module or the datamodule overrides a transfer hook, or if the strategy overrides ``batch_to_device``; otherwise it
-    is ``None``. The documentation promises that transfer hooks run right before the batch's start hooks. If both the
-    datamodule and the module override a hook, the datamodule's is called.
+    ``move(batch)`` can be called as soon as the batch is fetched. ``hooks(batch, dataloader_idx)`` replaces ``move`` if
+    the module or the datamodule overrides a transfer hook, or if the strategy overrides ``batch_to_device``. Otherwise
+    ``hooks`` is ``None``. ``hooks`` must be called immediately before the batch's start hooks, because the
+    documentation promises this. If both the datamodule and the module override a hook, the datamodule's hook is called.
     """
     device = strategy.root_device
     names = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")

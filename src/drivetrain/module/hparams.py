@@ -1,4 +1,6 @@
-"""Hyperparameters of a module or a data module: collected from constructors, saved for checkpoints and loggers."""
+"""The hyperparameters of a module or a data module, collected from constructor arguments for checkpoints and
+loggers.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,12 @@ from drivetrain.errors import ConfigurationError, UnknownNameError, did_you_mean
 with on_first_use:
     from drivetrain.base import configs
 
-# The default value that a @dataclass gives to an argument of its generated __init__ if the field has a default factory.
+# If a dataclass field has a default factory, this is the default value of the field's argument in __init__.
 _FACTORY_DEFAULT: Any = getattr(dataclasses, "_HAS_DEFAULT_FACTORY", object())
 
 
 _described: ContextVar[tuple[type, dict[str, Any]] | None] = ContextVar("described hyperparameters", default=None)
-"""The class of the object that LightningCLI is constructing, and its arguments as the configuration describes them."""
+"""The class of the object that LightningCLI is constructing, and the arguments from LightningCLI's configuration."""
 
 
 class _MissingHyperparameter(AttributeError, KeyError):
@@ -43,19 +45,19 @@ def _no_hyperparameter(known: Mapping[Any, Any], name: str) -> str:
 
 
 class AttributeDict(dict[str, Any]):
-    """A dictionary with its keys as attributes: ``d.lr`` is ``d["lr"]``.
+    """A dictionary whose keys are also attributes: ``d.lr`` is ``d["lr"]``.
 
-    A key with the name of a method of ``dict``, such as "items", is available only in brackets. ``copy.deepcopy``
-    shares the values that cannot be copied.
+    If a key is the name of a ``dict`` method, such as "items", only ``d["items"]`` works. ``copy.deepcopy`` keeps
+    values that cannot be copied.
 
     Raises:
-        AttributeError: the key does not exist; the message suggests the most similar one.
+        AttributeError: the key does not exist. The message suggests the most similar key.
     """
 
     def __getattr__(self, name: str) -> Any:
         if name in self:
             return self[name]
-        if name.startswith("__"):  # copy, pickle and inspect look up many such names
+        if name.startswith("__"):  # copy and pickle look up such names
             raise AttributeError(name)
         raise AttributeError(_no_hyperparameter(self, name))
 
@@ -81,13 +83,13 @@ class AttributeDict(dict[str, Any]):
 class HyperparametersMixin:
     """Gives a module or a data module :meth:`save_hyperparameters`, :attr:`hparams` and :attr:`hparams_initial`.
 
-    All values are kept in the instance's ``__dict__``. So the values can be saved before ``nn.Module.__init__`` has
-    run, and are pickled and copied with the instance.
+    All values are kept in the instance's ``__dict__``. The values can therefore be saved before ``nn.Module.__init__``
+    has run. They are pickled and copied with the instance.
     """
 
     _hparams_name: str | None = None
-    """The argument of ``__init__`` whose items are the hyperparameters; "kwargs" if each hyperparameter is an
-    argument.
+    """The name of the ``__init__`` argument whose items are the hyperparameters; "kwargs" if each hyperparameter is a
+    separate argument.
     """
 
     _log_hyperparams: bool = False
@@ -106,27 +108,28 @@ class HyperparametersMixin:
     ) -> None:
         """Save the arguments of ``__init__``, for checkpoints, for loggers and in :attr:`hparams`.
 
-        Call it in ``__init__``, before or after ``super().__init__()``, or in the ``__post_init__`` of a dataclass.
-        What is saved is each argument's value at the time of this call. A call in the ``__init__`` of a base class also
-        saves the arguments of the derived class's ``__init__``; if both have an argument of the same name, the derived
-        class's value is saved. A further call adds to the values that earlier calls have saved.
+        Call this method in ``__init__``, before or after ``super().__init__()``, or in the ``__post_init__`` of a
+        dataclass. The method saves the values that the arguments have at the time of the call. A call in the
+        ``__init__`` of a base class also saves the arguments of the derived class's ``__init__``. If both classes have
+        an argument of the same name, the derived class's value is saved. A further call keeps the values of earlier
+        calls, and adds its own.
 
-        For an object that LightningCLI builds, the values are those of the configuration: an argument that is an object
-        is described by its ``class_path`` and ``init_args``.
+        For an object that LightningCLI constructs, the saved values are those of the configuration. There, an argument
+        that is an object is described by its ``class_path`` and ``init_args``.
 
         Args:
-            *args: the names of the arguments to save; without names, every argument and each entry of ``**kwargs`` is
-                saved, but not ``*args``. Or one mapping, namespace or dataclass, whose items are saved; names beside it
-                have no effect.
-            ignore: names not to save; if a base class has already saved one of them, it is removed.
-            frame: the stack frame in which the search for ``__init__`` begins; the search goes on in the frame's
-                callers; ``None``: the caller of this method.
+            *args: the names of the arguments to save. If there are no names, all arguments and all entries of
+                ``**kwargs`` are saved, but not ``*args``. In place of names, pass one mapping, namespace or dataclass
+                to save its items.
+            ignore: names that are not saved. Values that a base class has already saved under these names are removed.
+            frame: the stack frame in which the search for ``__init__`` begins; ``None``: the caller of this method. The
+                search continues in the frame's callers.
             logger: whether the Trainer passes the hyperparameters to the loggers.
-            given_hparams: the arguments, if they are already known; then no frame is inspected.
+            given_hparams: the arguments, if the caller knows them; the method then inspects no frame.
 
         Raises:
-            ConfigurationError: an unknown name, an object of another type, more than one object, or a call outside
-                ``__init__`` without an object.
+            ConfigurationError: a name is unknown, an object has another type, there are several objects, or the call is
+                outside ``__init__`` and has no object.
         """
         objects = [arg for arg in args if not isinstance(arg, str)]
         configured = _described.get()
@@ -145,9 +148,8 @@ class HyperparametersMixin:
                     f"{type(self).__name__} called save_hyperparameters with an object and with names, {names}. The "
                     "items of the object are saved, and names have no effect beside it. Leave them out."
                 )
-            # load_from_checkpoint passes the object to the constructor again, as the argument of this name. If a
-            # derived class passed the object on to its base class under another name, the derived class's name is
-            # needed.
+            # load_from_checkpoint passes the object to the constructor, as the argument ``name``. If a derived class
+            # passes the object to its base class under another name, ``name`` must be the derived class's name.
             passed = [key for key, value in (arguments or {}).items() if value is objects[0]]
             name = passed[-1] if passed else name
         else:
@@ -168,7 +170,7 @@ class HyperparametersMixin:
             self.hparams.update(saved)
         initial = own.setdefault("_hparams_initial", AttributeDict())
         initial.update(_snapshot(saved))
-        self.remove_ignored_hparams(list(ignored))  # a base class may have saved hyperparameters with these names
+        self.remove_ignored_hparams(list(ignored))  # a base class may have saved these
         own["_hparams_name"] = name
         own["_log_hyperparams"] = logger
 
@@ -180,9 +182,9 @@ class HyperparametersMixin:
 
     @property
     def hparams(self) -> Any:
-        """The hyperparameters, an :class:`AttributeDict`, which may be changed (``self.hparams.lr = 1``).
+        """The hyperparameters: an :class:`AttributeDict`, which can be changed (``self.hparams.lr = 1``).
 
-        After ``save_hyperparameters(config)`` with an OmegaConf DictConfig, ``hparams`` is this config itself.
+        After ``save_hyperparameters(config)``, where ``config`` is an OmegaConf DictConfig, ``hparams`` is ``config``.
         """
         found: Any = self.__dict__.get("_hparams")
         if found is None:  # torch.compile of torch 2.9 cannot trace setdefault
@@ -191,7 +193,7 @@ class HyperparametersMixin:
 
     @property
     def hparams_initial(self) -> AttributeDict:
-        """A copy of the hyperparameters, made when they were saved; hyperparameters that are modules are not copied."""
+        """A copy of the hyperparameters from when they were saved. Hyperparameters that are modules are not copied."""
         return _snapshot(self.__dict__.get("_hparams_initial", {}))
 
 
@@ -209,9 +211,10 @@ def described_hyperparameters(cls: type, values: dict[str, Any]) -> Iterator[Non
 
 
 def _init_arguments(obj: Any, frame: types.FrameType | None) -> dict[str, Any] | None:
-    """Return the arguments of all running ``__init__`` calls of ``obj`` in one dictionary; ``None`` if none is running.
+    """Return the arguments of all running ``__init__`` calls of ``obj`` in one dictionary; ``None`` if there is no such
+    call.
 
-    An argument of a derived class replaces its base class's argument of the same name.
+    If a derived class and its base class have an argument of the same name, the derived class's value is returned.
     """
     found: dict[str, Any] | None = None
     while frame is not None:
@@ -220,7 +223,7 @@ def _init_arguments(obj: Any, frame: types.FrameType | None) -> dict[str, Any] |
             names, _, keywords = inspect.getargs(code)
             values, found = frame.f_locals, found or {}
             for name in names[1:]:
-                if name in values:  # __init__ may have deleted the argument's variable
+                if name in values:  # __init__ may delete it
                     found[name] = vars(obj)[name] if values[name] is _FACTORY_DEFAULT else values[name]
             found.update(values.get(keywords, {}) if keywords else {})
         frame = frame.f_back
@@ -264,7 +267,7 @@ def _items(*args: Any) -> dict[str, Any]:
 
 
 def _snapshot(values: Mapping[str, Any]) -> AttributeDict:
-    """Return a deep copy of ``values``, except for modules, whose weights would be copied too."""
+    """Return a deep copy of ``values``. Modules are not copied, because a copy would duplicate their weights."""
     memo: dict[int, Any] = {}
     return AttributeDict(
         {key: value if isinstance(value, nn.Module) else _copied(value, memo) for key, value in values.items()}
@@ -272,13 +275,13 @@ def _snapshot(values: Mapping[str, Any]) -> AttributeDict:
 
 
 def _copied(value: Any, memo: dict[int, Any]) -> Any:
-    """Return a deep copy of ``value``, or ``value`` itself if it cannot be copied: a lock, a file, a tensor with a
-    graph.
+    """Return a deep copy of ``value``. Return ``value`` itself if it cannot be copied, such as a lock or an open
+    file.
     """
     known = set(memo)
     try:
         return copy.deepcopy(value, memo)
-    except Exception:  # the __deepcopy__ of a user's object may raise any exception
-        for key in set(memo) - known:  # remove incomplete copies, so that the copy of another value does not use them
+    except Exception:  # a user's __deepcopy__ may raise any exception
+        for key in set(memo) - known:  # remove incomplete copies
             del memo[key]
         return value

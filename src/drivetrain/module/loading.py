@@ -42,9 +42,7 @@ if TYPE_CHECKING:
 else:
 
     class _class_only(classmethod):
-        """A class method that raises an error when it is called on an instance, because it would ignore the instance's
-        state.
-        """
+        """A class method that raises if it is called on an instance."""
 
         def __get__(self, instance, owner=None):
             bound = super().__get__(None, owner or type(instance))
@@ -52,7 +50,7 @@ else:
                 return bound
             name, cls = bound.__name__, type(instance).__name__
 
-            # raise at the call and not at the lookup, because inspection reads every attribute
+            # raise in the call, not in the lookup, because inspect reads all attributes
             def refuse(*args, **kwargs):
                 raise _CalledOnInstance(
                     f"{name} was called on an instance of {cls}, and it returns a new one and leaves this one as it "
@@ -68,27 +66,27 @@ with on_first_use:
     from drivetrain.module import frozen
 
 
-# Functions in these parts of a file are refused, because the load_state_dict of torch's optimizers and schedulers sets
-# entries as attributes and calls some of them.
+# These parts of a checkpoint must not contain functions. torch's load_state_dict for optimizers and schedulers sets the
+# entries as attributes, and some attributes are called.
 PARTS_WITHOUT_REFERENCES = frozenset({"optimizer_states", "lr_schedulers"})
 HYPERPARAMETERS = frozenset({"hyper_parameters", "datamodule_hyper_parameters"})
-_CONFIG = "omegaconf"  # marks hyperparameters that were an OmegaConf configuration and are stored as plain data
+_CONFIG = "omegaconf"  # the mark of an OmegaConf configuration that is stored as plain data
 _PARTS_OF_A_RUN = PARTS_WITHOUT_REFERENCES | HYPERPARAMETERS | {"callbacks", "loops", "restart", "rng"}
 
 
 class _CalledOnInstance(ConfigurationError, TypeError):
-    """A class method was called on an instance. The error is also a TypeError, as for other wrong calls in Python."""
+    """A class method was called on an instance; also a TypeError, as for other wrong calls."""
 
 
 class LoadableMixin:
     """Gives a module or a data module :meth:`load_from_checkpoint`."""
 
     CHECKPOINT_HYPER_PARAMS_KEY: ClassVar[str] = "hyper_parameters"
-    """The checkpoint's key for the hyperparameters; ``on_save_checkpoint`` may add entries to them."""
+    """The checkpoint's key for the hyperparameters. ``on_save_checkpoint`` can add hyperparameters."""
 
     CHECKPOINT_HYPER_PARAMS_NAME: ClassVar[str] = "hparams_name"
-    """The checkpoint's key for the name of the argument whose items are the hyperparameters; the name is "kwargs" if
-    each hyperparameter is an argument.
+    """The checkpoint's key for the name of the argument whose items are the hyperparameters. The name is "kwargs" if
+    each hyperparameter is a separate argument.
     """
 
     CHECKPOINT_HYPER_PARAMS_TYPE: ClassVar[str] = "hparams_type"
@@ -108,28 +106,26 @@ class LoadableMixin:
     ) -> Self:
         """Construct an object from the hyperparameters in the checkpoint, and load its state.
 
-        A module's ``configure_model`` and ``on_load_checkpoint`` are called before its weights are loaded. The file may
-        lack hyperparameters; for a module it may also be a plain state dict.
+        A module's ``configure_model`` and ``on_load_checkpoint`` are called before its weights are loaded. A file
+        without hyperparameters is valid. For a module, a file with a plain state dict is also valid.
 
         Args:
-            checkpoint_path: the path of a checkpoint that the Trainer wrote, or such a file opened for reading bytes. A
-                path and an open file are checked in the same way.
-            map_location: the device onto which the weights are read, as for ``torch.load``, and to which the module is
-                moved; ``None``: weights are read to the host, and the module stays on the device on which ``__init__``
-                creates it.
+            checkpoint_path: the path of a checkpoint that the Trainer wrote, or such a file, opened for reading bytes.
+            map_location: the device onto which the weights are read, as for ``torch.load``. The module is also moved to
+                this device. ``None``: the weights are read to the host, and the module is not moved.
             hparams_file: hyperparameters that replace those in the checkpoint: a ``.yaml`` file, or a ``.csv`` file
                 with a key and a value in each row.
-            strict: whether the checkpoint must have exactly the module's names of weights; ``None``: the module's
-                ``strict_loading``.
-            weights_only: ``None`` or True: only plain data is read. False: everything is unpickled, which can run code;
-                use it only for files that you trust.
+            strict: whether the names of weights in the checkpoint must be exactly those in the module; ``None``: the
+                module's ``strict_loading``.
+            weights_only: ``None`` or True: only plain data is read. False: the complete file is unpickled, which can
+                run code. Write False only for files that you trust.
             **kwargs: arguments of ``__init__``, which override the file's hyperparameters. If the hyperparameters were
-                saved as one object, names that are not arguments of ``__init__`` replace items of that object.
+                saved as one object, a name that is no argument of ``__init__`` replaces an item of that object.
 
         Raises:
             CheckpointError: the file cannot be read, or its weights do not fit.
-            ConfigurationError: ``__init__`` needs an argument that was not passed, or of which the checkpoint contains
-                only a description; the file of hyperparameters cannot be read; or this was called on an instance.
+            ConfigurationError: a required argument of ``__init__`` is missing, or the checkpoint contains only its
+                description; the file of hyperparameters cannot be read; or this method was called on an instance.
         """
         is_module = issubclass(cls, nn.Module)
         location = "cpu" if map_location is None else map_location
@@ -159,8 +155,7 @@ class LoadableMixin:
 
 @supplied
 def class_and_arguments(cls: type, saved: dict[str, Any], given: Collection[str]) -> tuple[type, dict[str, Any]]:
-    """Return the class of the object to construct and the constructor's arguments, from hyperparameters that
-    LightningCLI has saved.
+    """From hyperparameters that LightningCLI has saved, return the class to construct and the constructor's arguments.
 
     Args:
         cls: the class whose ``load_from_checkpoint`` was called.
@@ -174,17 +169,16 @@ def class_and_arguments(cls: type, saved: dict[str, Any], given: Collection[str]
 
 
 def raw_hparams(obj: Any, prefix: str = "") -> dict[str, Any]:
-    """Return the entries for the hyperparameters of ``obj`` in a checkpoint, before they are encoded; empty if there
-    are none.
+    """Return a checkpoint's entries for the hyperparameters of ``obj``, before these are encoded; {} if there are none.
 
     Args:
         obj: a module or a data module.
-        prefix: prefix of both keys: "" for a module, "datamodule_" for a data module.
+        prefix: the prefix of all keys: "" for a module, "datamodule_" for a data module.
 
     Returns:
-        ``{"hparams_name": ..., "hyper_parameters": {...}}`` without hyperparameters that are modules, because their
-        weights are in the ``state_dict``. ``"hparams_type"`` is added if the hyperparameters are an OmegaConf
-        configuration.
+        ``{"hparams_name": ..., "hyper_parameters": {...}}``. Hyperparameters that are modules are left out, because
+        their weights are in the ``state_dict``. If the hyperparameters are an OmegaConf configuration, there is also an
+        entry ``"hparams_type"``.
     """
     hparams: Any = obj.__dict__.get("_hparams", {})
     if is_config(hparams):
@@ -199,10 +193,10 @@ def raw_hparams(obj: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def encode_hparams(obj: Any, values: Any) -> Any:
-    """Return the hyperparameters of ``obj`` as data that loads without running code.
+    """Return the hyperparameters of ``obj`` as plain data, which can be loaded without running code.
 
-    Values that cannot be stored as such data are replaced by descriptions. One warning names all replaced values; the
-    warning is not repeated for the same value of ``obj``.
+    Values that are not plain data are replaced by descriptions. One warning names all replaced values. Later calls do
+    not warn again of these values.
     """
     noted: list[str] = []
     encoded = plain.encode(values, "", describe=True, noted=noted)
@@ -218,11 +212,12 @@ def encode_hparams(obj: Any, values: Any) -> Any:
 
 
 def decode_parts(checkpoint: Mapping[str, Any], quiet: Collection[str] = HYPERPARAMETERS) -> dict[str, Any]:
-    """Return the checkpoint with each encoded value converted back to the value that was saved.
+    """Return the checkpoint with its values decoded.
 
     Args:
         checkpoint: the checkpoint as the store (CheckpointIO) has read it.
-        quiet: the keys of parts that the caller does not use; descriptions in these parts cause no warning.
+        quiet: the keys of parts that the caller does not use. The function does not warn of descriptions in these
+            parts.
 
     Raises:
         CheckpointError: a value is damaged, or was stored by a newer version of drivetrain.
@@ -242,10 +237,10 @@ def _name_at(place: str) -> str:
 
 
 def _hparams_in(checkpoint: Mapping[str, Any], prefix: str) -> tuple[Any, str | None]:
-    """Return a checkpoint's hyperparameters, a dictionary or a configuration, and the name of their argument.
+    """Return a checkpoint's hyperparameters (a dictionary or an OmegaConf configuration), and its ``hparams_name``.
 
     Raises:
-        CheckpointError: the hyperparameters are not a dictionary with names.
+        CheckpointError: the hyperparameters are not a dictionary whose keys are strings.
     """
     with restoring(f"'{prefix}hyper_parameters'"):
         keys = [f"{prefix}hyper_parameters", *([] if prefix else ["hparams", "module_arguments"])]  # before 0.9
@@ -259,8 +254,8 @@ def _hparams_in(checkpoint: Mapping[str, Any], prefix: str) -> tuple[Any, str | 
 
 
 def hyperparameters_in(path: str) -> Mapping[str, Any]:
-    """Return the module's hyperparameters in the checkpoint ``path`` that are plain data; ``{}`` if they were saved as
-    the items of one object.
+    """Return those of a module's hyperparameters in the checkpoint ``path`` that are plain data. If the hyperparameters
+    were saved as the items of one object, return {}.
     """
     with naming(path):
         saved, name = _hparams_in(_read(path, "cpu", True, None), "")
@@ -273,7 +268,7 @@ def _build(cls: type, arguments: dict[str, Any], from_file: Collection[str], sou
     """Return an object of ``cls``.
 
     Raises:
-        CheckpointError: ``__init__`` raised an exception, and at least one of its arguments came from the checkpoint.
+        CheckpointError: ``__init__`` raised an exception, and at least one argument came from the checkpoint.
     """
     try:
         return cls(**arguments)
@@ -311,8 +306,8 @@ def _read(path: str | Path | IO[bytes], location: Any, is_module: bool, weights_
 
 
 def _cure_of_misfit(cls: type, arguments: Mapping[str, Any], saved: Mapping[str, Any]) -> str:
-    """Return the last sentence of the error for weights that do not fit: the hyperparameters with which ``cls`` was
-    constructed.
+    """Return the last sentence of the error for weights that do not fit. The sentence names the hyperparameters with
+    which ``cls`` was constructed.
     """
     parameters = list(_parameters_of(cls)[0])
     if not parameters:
@@ -336,7 +331,7 @@ def _restore_module(
     name = type(module).__name__
     chosen = next((each for each in type(module).__mro__ if "strict_loading" in vars(each)), TrainableModule)
     sets = chosen is not TrainableModule or "strict_loading" in vars(module)
-    sets = sets and module.strict_loading is not None  # strict_loading = None means that the caller decides
+    sets = sets and module.strict_loading is not None  # None: the caller decides
     if strict is not None and sets and strict != module.strict_loading:
         raise ConfigurationError(
             f"load_from_checkpoint(strict={strict!r}) contradicts {name}.strict_loading, which is "
@@ -371,12 +366,12 @@ def _restore_module(
 
 
 def _arguments(cls: type, saved: Any, name: str | None, given: dict[str, Any]) -> dict[str, Any]:
-    """Return the keyword arguments for constructing ``cls``: the entries of ``saved`` and ``given`` whose names are
-    arguments of its ``__init__``.
+    """Return the keyword arguments for the constructor of ``cls``: the entries of ``saved`` and ``given`` that
+    ``__init__`` accepts.
 
     Args:
         saved: the hyperparameters.
-        name: the argument from which they were saved as one object; "kwargs" if they were saved one by one.
+        name: the name of the argument whose items are the hyperparameters; "kwargs" if each is a separate argument.
         given: the caller's arguments, which take precedence.
     """
     parameters, takes_any = _parameters_of(cls)
@@ -427,12 +422,12 @@ def _arguments(cls: type, saved: Any, name: str | None, given: dict[str, Any]) -
 
 
 def _parameters_of(cls: type) -> tuple[dict[str, inspect.Parameter], bool]:
-    """Return the parameters of ``__init__`` by name, and whether a user's class accepts other names in ``**kwargs``."""
+    """Return the parameters of ``__init__`` by name, and whether ``__init__`` of a user's class has ``**kwargs``."""
     owner = next(base for base in cls.__mro__ if "__init__" in vars(base))
     found = dict(list(inspect.signature(owner.__init__).parameters.items())[1:])  # type: ignore[misc]
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    # An __init__ of this package accepts *args and **kwargs only to pass them to the next class in the MRO; they are
-    # not hyperparameters.
+    # In classes of this package, *args and **kwargs are no hyperparameters, but are passed to the next class in the
+    # MRO.
     takes_any = not owner.__module__.startswith("drivetrain.") and any(
         parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in found.values()
     )
@@ -481,7 +476,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 
 def literal(val: str) -> Any:
-    """Return the number, bool or other Python literal in ``val``; any other text unchanged."""
+    """Return the number, bool or other Python literal in ``val``. Return any other text unchanged."""
     try:
         return ast.literal_eval(val)
     except (ValueError, SyntaxError):

@@ -1,6 +1,4 @@
-"""The possible results of ``training_step``: a loss, a weighted loss, or a mapping with one of them; and checks of a
-result.
-"""
+"""Check the result of ``training_step``: a loss, a weighted loss, or a mapping that contains one of these."""
 
 from __future__ import annotations
 
@@ -14,19 +12,19 @@ from drivetrain.errors import ConfigurationError, WrongTypeError, described, is_
 
 
 class WeightedLoss(NamedTuple):
-    """A mean loss with its weight, the number of samples or tokens, for accumulated batches of unequal sizes.
+    """A mean loss and its weight (the number of samples or tokens), for accumulated batches of unequal sizes.
 
-    The accumulated batches then give the gradient of one large batch. This gradient is the weighted mean over the
-    batches: the sum of ``weight * gradient``, which is divided by the sum of the weights before the optimizer steps.
+    With weights, accumulated batches have the gradient of one large batch. This gradient is the weighted mean over the
+    batches: the sum of ``weight * gradient``, divided by the sum of the weights.
 
     Attributes:
-        loss: the mean over ``weight`` samples or tokens, a tensor with one element and a graph. The loss must be
+        loss: the mean over ``weight`` samples or tokens: a tensor with one element and a graph. The loss must be
             finite, even if the weight is 0.
-        weight: the number of samples or tokens: a number, or a tensor with one element if it was counted on the device.
-            A weight on the device is never copied to the host, but each accumulated batch after the first then costs
-            one pass over all gradients.
+        weight: the number of samples or tokens, as a number or as a tensor with one element. A tensor on the device is
+            never copied to the host. With such weights, each accumulated batch after the first costs one pass over all
+            gradients.
 
-    A batch whose weight is the number 0 (not a tensor) has no effect, and its backward pass is skipped.
+    If the weight is the number 0 (not a tensor), the batch has no effect, and its backward pass is skipped.
     """
 
     loss: Tensor
@@ -38,11 +36,11 @@ def loss_of(output: Any, keeps_zero: bool = False) -> tuple[Tensor | None, float
 
     Args:
         output: the result of ``training_step``.
-        keeps_zero: return a loss of weight 0 too, instead of ``None``, because the other ranks wait for this rank's
+        keeps_zero: if the weight is 0, return the loss, and not ``None``, because other ranks wait for this rank's
             gradients.
 
     Raises:
-        ConfigurationError: the result is neither a loss, nor a mapping with a loss under "loss", nor ``None``.
+        ConfigurationError: the result is not a loss, a mapping with a loss under "loss", or ``None``.
     """
     if output is None or isinstance(output, Tensor):
         return output, None
@@ -82,10 +80,10 @@ def loss_of(output: Any, keeps_zero: bool = False) -> tuple[Tensor | None, float
 
 
 def check_manual_output(output: Any) -> None:
-    """Check the result of ``training_step`` in manual optimization; the result is passed to callbacks.
+    """Check the result of ``training_step`` in manual optimization.
 
     Raises:
-        ConfigurationError: the result is neither a tensor, nor a mapping, nor a :class:`WeightedLoss`, nor ``None``.
+        ConfigurationError: the result is not a tensor, a mapping, a :class:`WeightedLoss`, or ``None``.
     """
     if not (output is None or isinstance(output, (Tensor, Mapping, WeightedLoss))):
         raise ConfigurationError(
@@ -95,9 +93,7 @@ def check_manual_output(output: Any) -> None:
 
 
 def cannot_be_differentiated(loss: Tensor, module: nn.Module | None = None) -> str | None:
-    """Return why ``loss.backward()`` fails, and what to change; ``None`` if the cause of the failure is not
-    ``loss``.
-    """
+    """Return why ``loss.backward()`` has failed, and what to change; ``None`` if ``loss`` is not the cause."""
     if loss.numel() != 1:
         return (
             f"training_step returned a loss of shape {tuple(loss.shape)}, and only one number can be differentiated. "
@@ -117,8 +113,8 @@ def cannot_be_differentiated(loss: Tensor, module: nn.Module | None = None) -> s
 
 
 def outputs_for_hooks(output: Any) -> dict[str, Any]:
-    """Return the ``outputs`` of ``on_train_batch_end``: the unscaled loss and the other entries of the step's result,
-    all detached from the graph.
+    """Return the argument ``outputs`` of ``on_train_batch_end``: the step's unscaled loss and its other entries, all
+    detached.
 
     If the step returned ``None``, the result is an empty dictionary.
     """

@@ -1,4 +1,4 @@
-"""LightningModule: a model together with its training."""
+"""LightningModule: a model that also defines its training."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class _Toggle(NamedTuple):
-    """One call of ``toggle_optimizer``: its argument, and each parameter's ``requires_grad`` before the call."""
+    """A call of ``toggle_optimizer``: the optimizer, and the ``requires_grad`` of each parameter before the call."""
 
     optimizer: Optimizer
     found: dict[nn.Parameter, bool]
@@ -67,13 +67,13 @@ class _NotYet(dict[str, Any]):
 class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, ExportMixin, nn.Module):
     """An ``nn.Module`` that also defines its training: steps, optimizers and hooks.
 
-    Define ``training_step`` and ``configure_optimizers``; everything else is optional. The module's only link to a run
-    is a reference to the Trainer, which is not copied or pickled with it.
+    Define ``training_step`` and ``configure_optimizers``. All other methods are optional. During a run, the module has
+    a reference to the Trainer. Copies and pickles of the module do not contain the Trainer.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Create a module. If its ``__init__`` registers a layer before it calls ``super().__init__()``, an error says
-        what to do.
+        """Create a module. If ``__init__`` registers a layer before it calls ``super().__init__()``, an error with a
+        cure is raised.
         """
         new: Any = super().__new__
         module: Self = new(cls) if new is object.__new__ else new(cls, *args, **kwargs)
@@ -88,10 +88,10 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
         self.__dict__["_book"] = None
         self.__dict__["_toggles"] = []
 
-    if not TYPE_CHECKING:  # a type checker uses the annotations of torch's __getattr__
+    if not TYPE_CHECKING:  # type checkers use torch's annotations
 
         def __getattr__(self, name):
-            own = self.__dict__  # copied from torch: calling torch's method would cost time at each use of a layer
+            own = self.__dict__  # as in torch's method, without the cost of a call
             try:
                 if name in (found := own[PARAMETERS]):
                     return found[name]
@@ -99,7 +99,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
                     return found[name]
                 if name in (found := own[MODULES]):
                     return found[name]
-            # the object was created without this class's __new__, as when a pickle of Lightning's module is loaded
+            # the object was created without this class's __new__, for example from a pickle of Lightning's module
             except KeyError:
                 return super().__getattr__(name)
             cure = None if name.startswith("_") else instead_of("LightningModule", name)
@@ -110,7 +110,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}. {cure}")
 
     def train(self, mode: bool = True) -> Any:
-        """Switch to training mode, or with ``mode=False`` to evaluation mode, as every module of torch does."""
+        """Switch to training mode; with ``mode=False``, switch to evaluation mode."""
         if not isinstance(mode, bool):
             raise WrongTypeError(
                 f"model.train({shown(mode)}): this method only switches to training mode, with True or False. To "
@@ -119,7 +119,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
         return super().train(mode)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compile ``forward`` in place with ``torch.compile``, as every module of torch does."""
+        """Compile ``forward`` in place with ``torch.compile``, as ``nn.Module.compile`` does."""
         if args or (kwargs.keys() & {"optimizer", "loss", "metrics"}):
             raise UnknownArgumentError(
                 "model.compile() compiles forward with torch.compile, and takes its arguments, such as dynamic=True. "
@@ -132,18 +132,18 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
     _toggles: list[_Toggle]
 
     def configure_callbacks(self) -> list[Callback] | Callback:
-        """Return callbacks for every run of this module. Each replaces the Trainer's callbacks of its own class."""
+        """Return callbacks for every run of this module, which replace the Trainer's callbacks of their classes."""
         return []
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load a state dict as ``nn.Module`` does, whether or not submodules are or were compiled.
+        """Load a state dict, as ``nn.Module`` does. The state dict may be that of a compiled or an uncompiled module.
 
         ``torch.compile`` adds ``_orig_mod.`` to the names of parameters; checkpoints contain the names without it.
 
         Raises:
-            CheckpointMismatchError: a whole checkpoint was passed instead of its entry "state_dict".
+            CheckpointMismatchError: ``state_dict`` is a complete checkpoint. Pass the checkpoint's entry "state_dict".
         """
-        # with strict=False, torch would load nothing, and raise no error
+        # with strict=False, torch would silently load nothing
         if isinstance(state_dict.get("state_dict"), Mapping):
             raise CheckpointMismatchError(
                 'load_state_dict got a checkpoint, of which the weights are a part: pass checkpoint["state_dict"], or '
@@ -173,28 +173,30 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
         """Log one number under ``name``. The call does not wait for the device.
 
         Args:
-            name: the name of the value. If ``on_step`` and ``on_epoch`` are both True, the value of a step is logged as
-                ``name_step`` and that of an epoch as ``name_epoch``.
-            value: a number, a tensor with one element, a metric object, or a flat dictionary of these, logged as
-                ``name/key``.
-            prog_bar: also show it in the progress bar.
-            logger: also pass it to the loggers; ``None``: True.
-            on_step: log the value of each step; ``None``: True in ``training_step`` and the hooks of a training batch,
-                False in other hooks.
-            on_epoch: log one value, reduced over the epoch; ``None``: True where ``on_step=None`` means False.
+            name: the name of the value. If ``on_step`` and ``on_epoch`` are both True, the step's value is logged as
+                ``name_step``, and the epoch's value as ``name_epoch``.
+            value: a number, a tensor with one element, or a metric object. Also a flat dictionary of these: the items
+                are logged as ``name/key``.
+            prog_bar: whether the progress bar shows the value.
+            logger: whether the loggers get the value; ``None``: True.
+            on_step: whether to log the value of each step; ``None``: True in ``training_step`` and in the hooks of a
+                training batch, False in other hooks.
+            on_epoch: whether to log one value, reduced over the epoch; ``None``: the opposite of ``on_step=None``.
             reduce_fx: "mean" (weighted by batch size), "sum", "min" or "max".
-            enable_graph: keep the value's graph, so that it can be differentiated later; the graph needs memory.
-            sync_dist: with several processes, reduce over the values of all processes; means are weighted by batch
-                size. Every process must then log the value. With False, each process keeps its own value.
+            enable_graph: whether to keep the value's autograd graph, which needs memory, for a later backward pass.
+            sync_dist: whether to reduce over the values of all processes; means are weighted by batch size. If True,
+                every process must log the value. If False, each process keeps its own value.
             sync_dist_group: accepted for compatibility and ignored: values are reduced over all processes.
             rank_zero_only: log on global rank 0 only.
-            add_dataloader_idx: with several evaluation loaders, append ``/dataloader_idx_<i>`` to the name.
+            add_dataloader_idx: if there are several evaluation loaders, whether to append ``/dataloader_idx_<i>`` to
+                names.
             batch_size: the weight in an epoch mean; ``None``: the first dimension of the batch's first tensor.
-            metric_attribute: accepted for compatibility and ignored: a metric object's attribute is found without it.
+            metric_attribute: accepted for compatibility and ignored: attributes of metric objects are found
+                automatically.
 
         Raises:
-            LoggingError: the hook may not log, the value is not a single number, or the same name was logged in this
-                hook with other options.
+            LoggingError: values cannot be logged in this hook, the value is not a single number, or this hook has
+                logged the name with other options.
         """
         book = self._book
         if book is None:
@@ -250,18 +252,18 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
                      sync_dist_group, add_dataloader_idx, batch_size, None, rank_zero_only)  # fmt: skip
 
     def all_gather(self, data: Any, group: Any = None, sync_grads: bool = False) -> Any:
-        """Gather every rank's tensors and numbers, as :meth:`drivetrain.Engine.all_gather` does.
+        """Gather the tensors and numbers of all ranks, as :meth:`drivetrain.Engine.all_gather` does.
 
         Args:
-            data: a tensor, a number, or a tree of them; a number becomes a tensor on the device. Other leaves are
-                returned unchanged.
+            data: a tensor, a number, or a tree of tensors and numbers. A number becomes a tensor on the device. Other
+                leaves are returned unchanged.
             group: the participating processes; ``None``: all.
-            sync_grads: let gradients flow back to the source rank of each slice.
+            sync_grads: whether gradients flow back to the rank from which each slice came.
         """
         return gathered(self.trainer.strategy, data, group, sync_grads)
 
     def print(self, *args: Any, **kwargs: Any) -> None:
-        """Call ``print`` on global rank 0 only; if a progress bar is drawn, print above the bar."""
+        """Call ``print`` on global rank 0 only. If there is a progress bar, print above it."""
         if self._driver is None or self._driver.is_global_zero:
             bar = getattr(self._driver, "progress_bar_callback", None)
             (print if bar is None or bar.is_disabled else bar.print)(*args, **kwargs)
@@ -270,8 +272,8 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
 
     @property
     def trainer(self) -> Trainer:
-        """The Trainer that runs this module. For a module that an Engine has set up: an object with those attributes of
-        a Trainer that the Engine also has.
+        """The Trainer that runs this module. If an Engine has set up this module: an object with the attributes that a
+        Trainer and an Engine both have.
 
         Raises:
             RuntimeError: the module is not attached to a Trainer or an Engine.
@@ -280,7 +282,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
         if trainer is None:
             if self.fabric is not None:
                 return cast("Trainer", EngineAsTrainer(self.fabric))
-            # This is not an AttributeError, because nn.Module.__getattr__ would replace its message.
+            # not an AttributeError, because nn.Module.__getattr__ would replace its message
             raise RuntimeError(
                 f"{type(self).__name__} is not attached to a Trainer. Call trainer.fit(module) first. In __init__ "
                 "there is no Trainer yet: use self.trainer in setup, configure_optimizers or a later hook. [DT1016]"
@@ -290,7 +292,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
     @trainer.setter
     def trainer(self, trainer: Trainer | None) -> None:
         for module in self.modules():
-            if isinstance(module, LightningModule):  # a LightningModule inside another one logs into the same run
+            if isinstance(module, LightningModule):  # inner LightningModules log into the run
                 module.__dict__["_trainer"] = trainer
                 module.__dict__["_book"] = None if trainer is None or trainer.settings.barebones else trainer.logbook
 
@@ -307,23 +309,23 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
 
     @property
     def on_gpu(self) -> bool:
-        """Whether the parameters are on an accelerator."""
+        """Whether the module is on an accelerator."""
         current = torch.accelerator.current_accelerator()
         return current is not None and self.device.type == current.type
 
     @property
-    # libraries read this attribute to find out whether the module is compiled
+    # Other libraries read this attribute to find out whether the module is compiled.
     def _compiler_ctx(self) -> dict[str, Any] | None:
         context = context_of(self)
         return None if context is None else {"compiler": "dynamo", "dynamo_ctx": context}
 
     @property
     def device_mesh(self) -> Any:
-        """The device mesh of a strategy that shards the model; ``None`` otherwise."""
+        """The device mesh of the strategy; ``None`` if the strategy has no mesh."""
         return None if self._driver is None else self._driver.strategy.device_mesh
 
     def attach_engine(self, engine: Any, optimizers: Sequence[Any]) -> None:
-        """Connect this module's logging, backward and optimizers to an Engine. The Engine calls this method.
+        """Connect this module's logging, backward pass and optimizers to an Engine; called by the Engine.
 
         Args:
             engine: the Engine that has set up this module.
@@ -364,11 +366,11 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
         return [] if self._driver is None else self._driver.loggers
 
     def optimizers(self, use_pl_optimizer: bool = True) -> Any:
-        """Return the optimizer, or the list of them if there are several.
+        """Return the optimizer, or a list of optimizers if there are several.
 
         Args:
-            use_pl_optimizer: return each as a :class:`~drivetrain.module.optimizers.LightningOptimizer`, whose ``step``
-                applies the precision and increases ``global_step``; False: the original optimizers.
+            use_pl_optimizer: True: return :class:`~drivetrain.module.optimizers.LightningOptimizer` objects, whose
+                ``step`` applies the precision and increases ``global_step``. False: return the original optimizers.
         """
         if self._trainer is None and self.fabric is not None:
             own = self.__dict__["_engine_optimizers"]
@@ -378,11 +380,11 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
         return found[0] if len(found) == 1 else list(found)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients of all parameters: set them to ``None``, or with ``set_to_none=False`` to zeros.
+        """Clear the gradients of all parameters: set them to ``None``, or, if ``set_to_none`` is False, to zeros.
 
         Raises:
             ConfigurationError: ``training_step`` calls ``zero_grad`` between the accumulated batches of one optimizer
-                step, and would lose the gradients of earlier batches.
+                step. The call would delete the gradients of earlier batches.
         """
         run = None if self._trainer is None else self._trainer.current_run
         if run is not None and run.window.batches_done > 0 and run.progress.phase.name == "FORWARD":
@@ -392,15 +394,15 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
     def toggle_optimizer(self, optimizer: Any) -> None:
         """Let only this optimizer's parameters require gradients, until :meth:`untoggle_optimizer`.
 
-        Parameters that this optimizer shares with another one keep requiring gradients. Calls may be nested; the last
-        one is in effect. A parameter that was frozen before the first call stays frozen in all calls.
+        A parameter that several optimizers share still requires gradients if this optimizer has it. Calls can be
+        nested; the last call is in effect. A parameter that was frozen before the first call stays frozen.
         """
         chosen = set(parameters_of(optimizer))
         everyones = {p for other in self.trainer.strategy.optimizers for p in parameters_of(other)} | chosen
         toggles = self._toggles
         found = {parameter: parameter.requires_grad for parameter in everyones}
         if toggles and toggles[-1].found == found:
-            # share the dictionary: a program that never untoggles would otherwise keep one dictionary per step
+            # share the dictionary, so that a program that never untoggles does not fill the memory
             found = toggles[-1].found
         before = {**found, **{p: required for toggle in reversed(toggles) for p, required in toggle.found.items()}}
         toggles.append(_Toggle(unwrapped(optimizer), found))
@@ -408,10 +410,11 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
             parameter.requires_grad = before[parameter] and parameter in chosen
 
     def untoggle_optimizer(self, optimizer: Any) -> None:
-        """Undo the last :meth:`toggle_optimizer` of this optimizer, and all calls of :meth:`toggle_optimizer` after it.
+        """Undo the last call of :meth:`toggle_optimizer` for this optimizer, and all later calls of
+        :meth:`toggle_optimizer`.
 
-        Every parameter's ``requires_grad`` is restored to its value before the earliest undone call. For an optimizer
-        that was not toggled, and for ``None``, all calls are undone.
+        Every parameter gets back its ``requires_grad`` from before these calls. If ``optimizer`` was not toggled or is
+        ``None``, all calls are undone.
         """
         toggles, plain = self._toggles, unwrapped(optimizer)
         own = [index for index, toggle in enumerate(toggles) if toggle.optimizer is plain]
@@ -430,7 +433,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
             self.untoggle_optimizer(optimizer)
 
     def lr_schedulers(self) -> Any:
-        """Return the scheduler, the list of them if there are several, or ``None``."""
+        """Return the scheduler, a list of schedulers if there are several, or ``None``."""
         found = [config.scheduler for config in self.trainer.strategy.lr_scheduler_configs]
         return None if not found else found[0] if len(found) == 1 else found
 
@@ -443,8 +446,8 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
         return self.requires_grad_(True).train()
 
     def __getstate__(self) -> dict[str, Any]:
-        # The run is left out, because its threads, files and data do not belong to a copy of the model. The compiled
-        # call is left out, because it would run the original module.
+        # A copy of the model has no Trainer, because threads, files and data of a run do not belong to a copy. The
+        # compiled call is left out, because it would run the original module.
         own = {name: value for name, value in self.__dict__.items() if name != COMPILED_CALL}
         return {**own, "_trainer": None, "_book": None, "_engine": None, "_toggles": []}
 
@@ -452,7 +455,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         if "_book" in state:
             return
-        # The state is that of a pickled module of Lightning, which stores some attributes under private names.
+        # The state comes from a pickled module of Lightning. Lightning stores some attributes under private names.
         own = self.__dict__
         own.update({"_trainer": None, "_book": None, "_toggles": []})
         for name in ("automatic_optimization", "strict_loading", "example_input_array"):
@@ -474,7 +477,7 @@ def _warn_not_logged(module: str, no_trainer: bool) -> None:
 
 
 class EngineAsTrainer:
-    """The attributes of a Trainer that an Engine also has: ranks, device, strategy, loggers, callbacks.
+    """Gives ``self.trainer`` the attributes that a Trainer and an Engine both have, such as ranks, device and loggers.
 
     Args:
         engine: the Engine that has set up the module.
@@ -485,7 +488,7 @@ class EngineAsTrainer:
 
     def __getattr__(self, name: str) -> Any:
         if name == "_engine":
-            raise AttributeError(name)  # _engine is not set yet while this object is being copied
+            raise AttributeError(name)  # _engine is not set yet during a copy
         try:
             return getattr(self._engine, name)
         except AttributeError:

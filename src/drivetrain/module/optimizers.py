@@ -1,4 +1,4 @@
-"""Convert every possible result of ``configure_optimizers`` to a list of optimizers and a list of scheduler
+"""Convert any valid result of ``configure_optimizers`` to a list of optimizers and a list of scheduler
 configurations.
 """
 
@@ -35,10 +35,11 @@ _FORMS = (
 
 
 class LightningOptimizer(OptimizerHandle):
-    """Wraps an optimizer for ``self.optimizers()``. All attributes except ``step`` are those of the optimizer.
+    """Wraps an optimizer for ``self.optimizers()``. Its attributes, except ``step``, are those of the optimizer.
 
-    Its ``step`` unscales gradients if the precision scales them, calls ``on_before_optimizer_step``, clips if the
-    Trainer is configured to clip, and increases ``global_step``. Outside training, ``step`` is the optimizer's own.
+    ``step`` first unscales gradients if the precision scales them. Then ``step`` calls ``on_before_optimizer_step``,
+    and clips if the Trainer is configured to clip. After the optimizer's step, ``step`` increases ``global_step``.
+    Outside training, ``step`` is that of the optimizer.
     """
 
     _OWN = OptimizerHandle._OWN | {"_module"}
@@ -51,8 +52,7 @@ class LightningOptimizer(OptimizerHandle):
         """Context in which only this optimizer's parameters require gradients.
 
         Args:
-            sync_grad: whether gradients that are computed in this context are averaged over the processes; no effect
-                with one process.
+            sync_grad: whether gradients that are computed in this context are averaged over the processes.
         """
         return self._module.toggled_optimizer(self)
 
@@ -63,7 +63,9 @@ def parameters_of(optimizer: Any) -> list[nn.Parameter]:
 
 
 def loses_gradients(call: str, accumulate: int) -> ConfigurationError:
-    """Return the error for a ``call`` that clears gradients between the batches of one optimizer step."""
+    """Return the error for code, described by ``call``, that clears gradients between the batches of one optimizer
+    step.
+    """
     return ConfigurationError(
         f"{call} was called between the batches of one optimizer step (accumulate_grad_batches={accumulate}), and "
         "would lose the gradients of the earlier ones. Leave the call out: the Trainer clears gradients itself."
@@ -77,13 +79,13 @@ class LRSchedulerConfig:
     Attributes:
         scheduler: any object with ``step()`` and ``state_dict()``.
         name: the name under which LearningRateMonitor logs the scheduler's rates.
-        interval: "epoch": the scheduler steps after the last batch of an epoch; "step": after an optimizer step.
-        frequency: the number of epochs or optimizer steps (see ``interval``) from one step of the scheduler to the
-            next.
-        reduce_on_plateau: whether the scheduler's ``step`` takes the monitored value; such a scheduler steps after
+        interval: "epoch": the scheduler steps after the last batch of an epoch. "step": it steps after an optimizer
+            step.
+        frequency: the scheduler steps after every ``frequency`` epochs or optimizer steps (see ``interval``).
+        reduce_on_plateau: whether the scheduler's ``step`` takes the monitored value. If so, the scheduler steps after
             validation.
         monitor: the name of the monitored value.
-        strict: whether it is an error that the monitored value was not logged; with False it is a warning.
+        strict: True: if the monitored value was not logged, the Trainer raises an error. False: it warns.
     """
 
     scheduler: Any
@@ -96,11 +98,11 @@ class LRSchedulerConfig:
 
 
 def normalise(returned: Any, by_hand: bool = False) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
-    """Return optimizers and scheduler configurations from any valid result of ``configure_optimizers``.
+    """Return the optimizers and scheduler configurations in a result of ``configure_optimizers``.
 
     Args:
         returned: the result of ``configure_optimizers``.
-        by_hand: whether the module steps the schedulers itself; then no scheduler needs a monitor.
+        by_hand: whether the module itself steps the schedulers. If so, no scheduler needs a monitored value.
 
     Raises:
         ConfigurationError: the value is not valid, or a scheduler's dictionary is wrong.

@@ -1,6 +1,4 @@
-"""TrainableModule, the part of a LightningModule that the loops use: its steps, its optimizers, and methods for
-gradients.
-"""
+"""TrainableModule, the part of a LightningModule that the loops use: steps, optimizers, and methods for gradients."""
 
 from __future__ import annotations
 
@@ -18,50 +16,50 @@ class TrainableModule(DataHooks, ModelHooks, nn.Module):
     """The part of a LightningModule that the loops use: methods that the user defines or may override."""
 
     automatic_optimization: bool = True
-    """Whether the loop calls backward and the optimizer's step; with False, ``training_step`` calls them itself (see
-    ``manual_backward``).
+    """Whether the loop calls ``backward`` and the optimizer's ``step``. If False, ``training_step`` must call
+    ``manual_backward`` and ``step``.
     """
 
     strict_loading: bool = True
-    """Whether a checkpoint that is loaded must have exactly this module's names of weights."""
+    """Whether the names of weights in a loaded checkpoint must be exactly those in this module."""
 
     allow_zero_length_dataloader_with_multiple_devices: bool = False
-    """Whether a loader may be empty on some processes and not on others."""
+    """Whether loaders may be empty on some processes only."""
 
     _trainer: Any
 
     @property
     def fabric(self) -> Any:
-        """The Engine that has set up this module; ``None`` if there is none, for example when a Trainer runs the
+        """The Engine that has set up this module; ``None`` without an Engine, for example if a Trainer runs the
         module.
         """
         return self.__dict__.get("_engine")
 
     @property
     def _driver(self) -> Any:
-        """The Trainer that runs this module, or the Engine that has set it up; ``None`` without either."""
+        """The Trainer that runs this module, or the Engine that has set up this module, or ``None``."""
         return self.fabric if self._trainer is None else self._trainer
 
     # ---- what the user defines -----------------------------------------------------------------------------------
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute the loss of one batch. Define it with the arguments ``(batch)`` or ``(batch, batch_idx)``.
+        """Compute the loss of one batch. Define this method with the arguments ``(batch)`` or ``(batch, batch_idx)``.
 
         Returns:
-            The loss, a tensor with one element and a graph; or a :class:`~drivetrain.WeightedLoss`; or a mapping with
-            one of them under "loss"; or ``None`` to skip backward for this batch. With manual optimization, the return
-            value has no effect except that ``on_train_batch_end`` gets it.
+            The loss (a tensor with one element and a graph), a :class:`~drivetrain.WeightedLoss`, a mapping that
+            contains one of these under "loss", or ``None`` to skip backward for this batch. In manual optimization, the
+            result is only passed to ``on_train_batch_end``.
         """
         raise NotImplementedError
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Evaluate one batch. Define it with the arguments ``(batch)`` or ``(batch, batch_idx)``, and with several
-        loaders also ``dataloader_idx``.
+        """Evaluate one batch. Define this method with the arguments ``(batch)`` or ``(batch, batch_idx)``. If there are
+        several loaders, add the argument ``dataloader_idx``.
         """
         raise NotImplementedError
 
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Evaluate one batch of the test loaders, with the arguments of :meth:`validation_step`."""
+        """Evaluate one batch of the test loaders. The arguments are those of :meth:`validation_step`."""
         raise NotImplementedError
 
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -80,26 +78,24 @@ class TrainableModule(DataHooks, ModelHooks, nn.Module):
         raise NotImplementedError
 
     def configure_model(self) -> None:
-        """Create layers here, so that they are created on the device and in the run's precision. Every run calls this
-        hook, so do nothing if the layers already exist.
+        """Create layers on the device and in the run's precision. Every run calls this hook, so an override must do
+        nothing if the layers already exist.
         """
 
     # ---- what the loop calls and the user may override -----------------------------------------------------------
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
-        """Clear the gradients. Called on the first of the batches that are accumulated for one optimizer step, after
-        its ``training_step``.
-        """
+        """Clear the gradients; called after ``training_step`` of the first batch of an optimizer step."""
         optimizer.zero_grad()
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Compute the gradients of ``loss``, which is already divided by the number of accumulated batches, and scaled
-        if the precision scales losses.
+        """Compute the gradients of ``loss``. The loss is already divided by the number of accumulated batches, and
+        scaled if the precision scales losses.
         """
         loss.backward(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     def manual_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Compute the gradients of ``loss``. With manual optimization, call this instead of ``loss.backward()``.
+        """Compute the gradients of ``loss``. In manual optimization, call this method in place of ``loss.backward()``.
 
         Raises:
             ConfigurationError: ``automatic_optimization`` is True.
@@ -118,8 +114,8 @@ class TrainableModule(DataHooks, ModelHooks, nn.Module):
             run.optimizers.manual_backward(loss, *args, **kwargs)
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Optimizer, optimizer_closure: Any = None) -> None:
-        """Step ``optimizer``. An override must call ``optimizer_closure``, which calls ``training_step`` and backward,
-        or pass it to ``optimizer.step``.
+        """Step ``optimizer``. ``optimizer_closure`` calls ``training_step`` and backward. An override must call the
+        closure, or pass it to ``optimizer.step``.
         """
         optimizer.step(closure=optimizer_closure)
 
@@ -129,7 +125,7 @@ class TrainableModule(DataHooks, ModelHooks, nn.Module):
         gradient_clip_val: int | float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip gradients as the Trainer's arguments say; override this method to clip in another way."""
+        """Clip the gradients according to the Trainer's arguments. An override can clip in another way."""
         self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     def clip_gradients(
@@ -138,8 +134,8 @@ class TrainableModule(DataHooks, ModelHooks, nn.Module):
         gradient_clip_val: int | float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Limit the total L2 norm of this optimizer's gradients ("norm", the default), or the absolute value of each
-        element ("value").
+        """Limit the gradients of this optimizer: "norm" (the default) limits their total L2 norm, "value" limits the
+        absolute value of each element.
         """
         if gradient_clip_algorithm not in (None, "norm", "value"):
             raise ConfigurationError(
@@ -157,15 +153,15 @@ class TrainableModule(DataHooks, ModelHooks, nn.Module):
                 trainer.strategy.clip_gradients_norm(self, unwrapped(optimizer), gradient_clip_val)
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any | None) -> None:
-        """Step ``scheduler``; ``metric`` is the monitored value, or ``None`` if the scheduler needs none."""
+        """Step ``scheduler``. ``metric`` is the monitored value, or ``None`` if the scheduler monitors no value."""
         if metric is None:
             scheduler.step()
         else:
             scheduler.step(metric)
 
     def on_validation_model_zero_grad(self) -> None:
-        """Free the gradients before validation inside a fit. Not called between the batches that are accumulated for
-        one optimizer step.
+        """Free the gradients before a validation inside a fit. If the validation runs between accumulated batches, this
+        hook is not called.
         """
         self.zero_grad()
 
@@ -176,8 +172,8 @@ class TrainableModule(DataHooks, ModelHooks, nn.Module):
     on_test_model_eval = on_predict_model_eval = on_validation_model_eval
 
     def on_validation_model_train(self) -> None:
-        """Switch to training mode after a validation or a test. The Trainer calls this method only if it is overridden;
-        otherwise the Trainer restores each submodule's mode.
+        """Switch to training mode after a validation or a test. The Trainer calls this method only if it is overridden.
+        Otherwise the Trainer restores the mode of each submodule.
         """
         self.train()
 
@@ -185,5 +181,5 @@ class TrainableModule(DataHooks, ModelHooks, nn.Module):
 
 
 def is_strict(module: Any) -> bool:
-    """Return the module's ``strict_loading``, and True if it is ``None``."""
+    """Return the module's ``strict_loading``, or True if ``strict_loading`` is ``None``."""
     return bool(True if module.strict_loading is None else module.strict_loading)

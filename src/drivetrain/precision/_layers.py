@@ -1,4 +1,4 @@
-"""Functions for precisions that replace a module's layers with those of another package."""
+"""Functions for precisions that replace layers of a module with layers of another package."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ _MOST = 4  # the largest number of names in a message
 
 
 def plain_layers(module: nn.Module, kind: type[Layer], ignored: Collection[str] = ()) -> dict[str, Layer]:
-    """Return the layers of ``module`` whose class is ``kind``, by their path in the module; "" for ``module`` itself.
+    """Return the layers of ``module`` whose class is ``kind``, by path in the module. The path of ``module`` itself is
+    "".
 
-    Three kinds of layers are left out: those of a subclass, because it may have its own forward pass; those that share
-    their weight, because they cannot be replaced one by one; and those in ``ignored``, with their children.
+    Layers of a subclass are left out, because a subclass may have its own forward pass. Layers that share their weight
+    are left out, because such layers cannot be replaced one by one. Layers in ``ignored`` and their children are also
+    left out.
     """
     owners: dict[int, int] = {}
     for each in module.modules():
@@ -33,8 +35,8 @@ def plain_layers(module: nn.Module, kind: type[Layer], ignored: Collection[str] 
 
 
 def exchange(module: nn.Module, made: Mapping[str, nn.Module]) -> nn.Module:
-    """Replace the layer at each path in ``made`` by the new layer, which gets the old layer's hooks and mode; return
-    the module.
+    """Replace the layer at each path in ``made`` by the new layer. A new layer gets the hooks and the mode of the old
+    layer. Return the module.
     """
     for path, new in made.items():
         keep_hooks(module.get_submodule(path), new)

@@ -1,4 +1,4 @@
-"""Linear layers whose weights bitsandbytes packs into 4 or 8 bits; all other operations run under autocast."""
+"""Linear layers with weights that bitsandbytes packs into 4 or 8 bits. All other operations run under autocast."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _MODES = ("nf4", "nf4-dq", "fp4", "fp4-dq", "int8", "int8-training")
 class BitsandbytesPrecision(Autocast):
     """Packs the weights of linear layers into 4 or 8 bits. Needs the package ``bitsandbytes``.
 
-    A large model then needs less memory, for its evaluation or for training adapters on it. The packed weights are
-    frozen. Only the other parameters are trained, and they keep their dtype. "int8-training" trains the weights and
-    packs them again for each matrix product. A checkpoint contains packed weights in the format of bitsandbytes. Both
-    packed and plain weights can be loaded; plain weights are packed during loading.
+    A large model then needs less memory, in an evaluation or while adapters for the model are trained. The packed
+    weights are frozen. All other parameters are trained, and keep their dtype. The mode "int8-training" instead trains
+    the weights, and packs the weights again for each matrix product. A checkpoint contains packed weights in the format
+    of bitsandbytes. Both packed and plain weights can be loaded. Plain weights are packed during loading.
 
     Args:
         mode: "nf4" and "fp4" pack weights into 4 bits; "nf4-dq" and "fp4-dq" also pack the scales of the weights;
-            "int8" packs into 8.
+            "int8" packs weights into 8 bits; "int8-training": see above.
         dtype: the dtype of matrix products and of all other operations, under ``torch.autocast``. ``None``: float16 for
             the 8-bit modes, otherwise bfloat16.
         ignore_modules: paths of layers that are not replaced, such as ``{"head"}``. Subclasses of ``Linear`` and layers
@@ -60,7 +60,7 @@ class BitsandbytesPrecision(Autocast):
         four, eight = _layer_classes()
         there = [each for each in module.modules() if isinstance(each, (four.__base__, eight.__base__))]
         if there:
-            # there are layers of these classes if an earlier run has packed the weights
+            # an earlier run has already packed the weights if there are layers of these classes
             if not any(isinstance(each, (four, eight)) for each in there):
                 rank_zero_info(
                     f"{type(module).__name__} has {number_of(len(there), 'layer')} of bitsandbytes itself, "
@@ -105,8 +105,8 @@ class BitsandbytesPrecision(Autocast):
 
 
 def _as_on_first_rank(weight: Tensor) -> Tensor:
-    """Return the first rank's ``weight`` on every rank, because all ranks must pack equal values: packed weights cannot
-    be broadcast afterwards.
+    """Return the first rank's ``weight`` on every rank. All ranks must pack equal values, because packed weights cannot
+    be broadcast.
     """
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1 and not weight.is_meta:
         weight = weight.clone()
@@ -116,8 +116,8 @@ def _as_on_first_rank(weight: Tensor) -> Tensor:
 
 @functools.cache
 def _layer_classes() -> tuple[Any, Any]:
-    """Return subclasses of bitsandbytes' layers that also load plain weights from checkpoints, and do not change the
-    dtype of the bias.
+    """Return subclasses of bitsandbytes' layers. These subclasses also load plain weights from checkpoints, and do not
+    change the dtype of the bias.
     """
 
     class Linear4bit(bnb.nn.Linear4bit):  # type: ignore[misc]
@@ -131,7 +131,8 @@ def _layer_classes() -> tuple[Any, Any]:
             ).to(device)  # fmt: skip
 
         def forward(self, x: Tensor) -> Tensor:
-            # bitsandbytes' own method changes the dtype of the bias, and the packing of the weight on some CPUs.
+            # Not bitsandbytes' own method: that method changes the dtype of the bias and, on some CPUs, the packing of
+            # the weight.
             found: Tensor = bnb.matmul_4bit(x.to(self.compute_dtype), self.weight, quant_state=self.weight.quant_state)
             return found if self.bias is None else found + self.bias.to(found.dtype)
 
@@ -154,18 +155,18 @@ def _layer_classes() -> tuple[Any, Any]:
 
         def forward(self, x: Tensor) -> Tensor:
             state = self.state
-            # In training mode, the layer multiplies by unpacked weights, because the backward pass on CPUs needs them.
-            # In evaluation mode, bitsandbytes would also pack the inputs; on CPUs with AVX512 it would call
-            # torch._int_mm, which leaves some results uninitialized (pytorch#195066).
+            # In training mode, the layer multiplies by unpacked weights, because the backward pass on CPUs needs
+            # unpacked weights. In evaluation mode, bitsandbytes also packs the inputs. On CPUs with AVX512,
+            # bitsandbytes would call torch._int_mm, which leaves some results uninitialized (pytorch#195066).
             state.is_training = self.training or state.has_fp16_weights or x.is_cpu
             if state.has_fp16_weights:
-                if hasattr(self.weight, "placements"):  # a tensor that is sharded over processes
+                if hasattr(self.weight, "placements"):  # the weight is sharded over processes
                     raise ConfigurationError(
                         f'BitsandbytesPrecision("int8-training") cannot pack the weight of shape '
                         f"{tuple(self.weight.shape)} that tensor parallelism has split. Leave the layer out of the "
                         "tp_plan, or name it in ignore_modules."
                     )
-                state.CB = None  # bitsandbytes does not pack a weight again if the weight has a gradient
+                state.CB = None  # else bitsandbytes would not again pack a weight that has a gradient
             if getattr(self.weight, "CB", None) is not None:
                 self.init_8bit_state()
             # on CPUs, the backward pass needs 2-D inputs of this dtype
@@ -190,8 +191,8 @@ def _layer_classes() -> tuple[Any, Any]:
 
 
 def _load_rest(layer: Any, weight: Tensor | None, is_packed: bool, state_dict: Any, prefix: str, *others: Any) -> None:
-    """Load a checkpoint's entries for ``layer``, and pack the weight if it is plain; ``args`` are the further arguments
-    of torch's method.
+    """Load a checkpoint's entries for ``layer``, and pack a plain weight. ``others`` are further arguments of torch's
+    ``_load_from_state_dict``.
     """
     *_, missing, _, errors = others
     expected = (layer.out_features, layer.in_features)

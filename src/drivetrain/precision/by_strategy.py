@@ -1,5 +1,5 @@
-"""Lightning's names of precision classes for FSDP and DeepSpeed. In drivetrain these return ordinary precisions, which
-work with every strategy.
+"""Lightning's names of precision classes for FSDP and DeepSpeed. These classes return ordinary precisions, which work
+with every strategy.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from drivetrain.precision.precision import Precision, PrecisionRegistry
 
 
 class _OfStrategy(Precision):
-    """A class whose constructor returns another object: the precision with the given name. The constructor of a user's
-    subclass returns an object whose class combines the subclass and the precision's class; the subclass's methods come
-    first.
+    """A class whose constructor returns an object of a different class: the precision with the given name. The
+    constructor of a user's subclass returns an object of a new class, which derives from the subclass and the
+    precision's class. The methods of the subclass have priority.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -60,8 +60,8 @@ def _restored(cls: type, kind: type | None, attributes: dict[str, Any]) -> Any:
 class FSDPPrecision(_OfStrategy):
     """Returns the precision for a name, such as ``MixedPrecision`` for "bf16-mixed".
 
-    In other libraries FSDP needs its own precision class. In drivetrain, ``FSDPStrategy(mixed_precision=...)`` sets the
-    dtypes in which parameters are gathered and gradients reduced.
+    In other libraries FSDP needs its own precision class. Here, ``FSDPStrategy(mixed_precision=...)`` sets the dtypes
+    for gathering parameters and reducing gradients.
 
     Args:
         precision: the name.
@@ -70,7 +70,7 @@ class FSDPPrecision(_OfStrategy):
 
 
 class DeepSpeedPrecision(_OfStrategy):
-    """Returns the precision for a name, which DeepSpeedStrategy writes into DeepSpeed's configuration.
+    """Returns the precision for a name. DeepSpeedStrategy writes the precision into DeepSpeed's configuration.
 
     Args:
         precision: the name.

@@ -1,11 +1,12 @@
-"""Methods and attributes of precisions that have Lightning's names and signatures, and call the methods of drivetrain.
+"""The methods and attributes of precisions that have Lightning's names and signatures. They call the methods of this
+package's contract.
 
-[Note: Lightning's signatures]
-drivetrain calls ``backward(loss, ...)`` between the backward hooks, it may call ``optimizer_step(optimizer, model,
-closure, ...)`` without a closure, and it passes ``norm_type`` to clipping. In Lightning, ``backward`` also gets the
-model and the optimizer, ``optimizer_step`` always gets a closure, possibly as a keyword, and clipping has only one
-norm. ``forward_context`` may have a parameter for the device type, and ``state_dict`` and ``load_state_dict`` have no
-parameters for the module and the optimizers. :func:`adapt` supports both signatures in overrides.
+[Note: Lightning's signatures] This library calls ``backward(loss, ...)`` between the backward hooks, can call
+``optimizer_step(optimizer, model, closure, ...)`` without a closure, and passes ``norm_type`` to clipping. Lightning
+calls ``backward`` also with the model and the optimizer, always calls ``optimizer_step`` with a closure, and clips with
+only one norm. Lightning's ``forward_context`` may have a parameter for the device type. Lightning's ``state_dict`` and
+``load_state_dict`` have no parameters for the module and the optimizers. :func:`adapt` lets overrides have either
+signature.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from drivetrain.errors import ConfigurationError
 Method = Callable[..., Any]
 
 CLIPPING = frozenset({"clip_grad_by_value", "clip_grad_by_norm", "main_params"})
-"""Methods that define how gradients are clipped, and of which parameters."""
+"""Methods that define how gradients are clipped, and the parameters whose gradients are clipped."""
 
 
 class Familiar:
     """Methods and attributes with Lightning's names, which users can call and override."""
 
     scaler: Any = None
-    """The gradient scaler, if there is one."""
+    """The gradient scaler, or ``None``."""
 
     name: str
     stepped: bool
@@ -49,7 +50,7 @@ class Familiar:
     _is_differentiating: bool = False  # whether an override of backward is running
     _clips_by_members: bool = False  # whether a subclass overrides a method in CLIPPING
     _unscales: bool = False  # whether a subclass overrides unscaling
-    # (method, optimizer) for each optimizer that was unscaled since its last step
+    # (method, optimizer) for each optimizer whose gradients were unscaled since its last step
     _unscaled_now: tuple[tuple[Any, Optimizer], ...] = ()
 
     @classmethod
@@ -57,8 +58,8 @@ class Familiar:
         """Register the names under which users choose this class: ``precision_registry.register("name", cls,
         description="...")``.
 
-        Called once, when Python defines a subclass that has this method, so no other code needs to register the class.
-        Further arguments of ``register`` are passed to the constructor of the class.
+        Called once, when a subclass that defines this method is created. No other registration is necessary. Further
+        arguments of ``register`` are passed to the constructor of the class.
         """
 
     precision: str = reads(
@@ -68,16 +69,15 @@ class Familiar:
     # ---- contexts ------------------------------------------------------------------------------------------------
 
     def module_init_context(self) -> AbstractContextManager[Any] | None:
-        """Return a context in which the parameters of new layers have this precision; ``None`` if none is needed.
+        """Return a context in which the parameters of new layers have this precision, or ``None`` if no context is
+        needed.
 
         The context is entered inside the context of ``tensor_init_context``.
         """
         return nullcontext()
 
     def train_step_context(self) -> AbstractContextManager[Any]:
-        """Return a new context for one ``training_step``; there is a method of the same kind for each of the other
-        steps.
-        """
+        """Return a new context for one ``training_step``. Each of the other steps has a similar method."""
         return self.forward_context() or nullcontext()
 
     val_step_context = test_step_context = predict_step_context = train_step_context
@@ -87,18 +87,18 @@ class Familiar:
     def connect(
         self, model: nn.Module, optimizers: list[Optimizer], lr_schedulers: list[Any]
     ) -> tuple[nn.Module, list[Optimizer], list[Any]]:
-        """Return the model, the optimizers and the configurations of the schedulers that the Trainer is to use instead
-        of the given ones.
+        """Return a model, optimizers and configurations of schedulers. The Trainer uses these objects instead of the
+        arguments.
 
-        Called in each run after they were created. In evaluation and prediction there are no optimizers.
+        Called in each run after the arguments were created. In evaluation and prediction there are no optimizers.
         """
         return model, optimizers, lr_schedulers
 
     # ---- gradients -----------------------------------------------------------------------------------------------
 
     def pre_backward(self, tensor: Tensor, module: nn.Module | None) -> Tensor:
-        """Return the tensor that is differentiated instead of ``tensor``, and that the hooks ``on_before_backward``
-        get.
+        """Return the tensor that is differentiated instead of ``tensor``. The hooks ``on_before_backward`` also get the
+        returned tensor.
 
         Args:
             tensor: the loss.
@@ -107,14 +107,14 @@ class Familiar:
         return tensor
 
     def post_backward(self, tensor: Tensor, module: nn.Module | None) -> Tensor:
-        """Called after the backward pass with the result of :meth:`pre_backward`; the return value is ignored."""
+        """Called after the backward pass with the result of :meth:`pre_backward`. The return value is ignored."""
         return tensor
 
     def _after_closure(self, model: Any, optimizer: Any) -> None:
-        """Do nothing, because ``optimizer_step`` gets a closure that already does what Lightning's method does."""
+        """Do nothing. The closure of ``optimizer_step`` already does the work of Lightning's method."""
 
     def step(self, optimizer: Optimizer, **kwargs: Any) -> bool:
-        """Call ``optimizer_step`` for gradients that were already computed; return whether the optimizer was
+        """Call ``optimizer_step`` for gradients that were already computed. Return whether the optimizer was
         stepped.
         """
         self.stepped = True
@@ -122,7 +122,7 @@ class Familiar:
         return self.stepped
 
     def unscale(self, optimizer: Optimizer) -> None:
-        """An alias of ``unscale_gradients``; a subclass may override either."""
+        """An alias of ``unscale_gradients``. A subclass can override either method."""
 
     def main_params(self, optimizer: Optimizer) -> Iterator[nn.Parameter]:
         """Yield the parameters whose gradients are clipped."""
@@ -146,19 +146,19 @@ class Familiar:
     def deferred_state_dict(
         self, module: nn.Module | None, optimizers: Sequence[Optimizer]
     ) -> Callable[[], dict[str, Any]]:
-        """Return a function that returns ``state_dict(module, optimizers)`` as it is now, even if the function is
-        called later.
+        """Return a function that returns the current ``state_dict(module, optimizers)``, even if the function is called
+        later.
 
-        If a callback saves on exceptions, the loop calls this method before the batches of each optimizer step, so it
-        must not wait for the device. Override this method if ``state_dict`` reads from the device.
+        If a callback saves on exceptions, the loop calls this method before the batches of each optimizer step. This
+        method must therefore not wait for the device. Override this method if ``state_dict`` reads from the device.
         """
         state = self.state_dict(module, optimizers)
         state = copy.deepcopy(state) if state else {}
         return lambda: state
 
     def restored_gradients(self, device: torch.device) -> None:
-        """Called after gradients were restored from a checkpoint that was saved between accumulated batches; these
-        gradients are still scaled.
+        """Called after gradients were restored from a checkpoint that was saved between accumulated batches. The
+        restored gradients are still scaled.
         """
 
 
@@ -185,11 +185,11 @@ def differentiate(
 
 
 def backward_of_the_field(precision: Familiar, loss: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Compute the gradients of ``loss``; ``args`` or ``kwargs`` may begin with the model and the optimizer.
+    """Compute the gradients of ``loss``. The first two of ``args`` or ``kwargs`` may be the model and the optimizer.
 
-    An override passes the model and the optimizer when it calls ``super().backward(tensor, model, optimizer)``. A
-    strategy whose ``backward`` is a copy of Lightning's passes them, too. Such a strategy expects that this call also
-    calls the hooks and scales the loss.
+    An override that calls ``super().backward(tensor, model, optimizer)`` passes the model and the optimizer. A strategy
+    with a copy of Lightning's ``backward`` also passes the model and the optimizer. Such a strategy expects that this
+    function also calls the hooks and scales the loss.
     """
     if precision._is_differentiating:
         args = _without_parties(args)
@@ -201,7 +201,7 @@ def backward_of_the_field(precision: Familiar, loss: Tensor, args: tuple[Any, ..
         if getattr(module, "_trainer", None) is not None:
             module.trainer.strategy.driver.differentiate(loss, *args, **kwargs)
             return
-        loss = precision.scale(loss)  # in a run the strategy scales the loss; outside of a run it is scaled here
+        loss = precision.scale(loss)  # outside of a run; in a run, the strategy scales the loss
     loss.backward(*args, **kwargs)  # type: ignore[no-untyped-call]
 
 
@@ -215,7 +215,9 @@ def _without_parties(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def end_step(precision: Familiar, optimizer: Optimizer) -> None:
-    """Record that ``optimizer`` has stepped or skipped its step, so that its next gradients can be unscaled."""
+    """Record that ``optimizer`` has stepped or skipped its step. The next gradients of ``optimizer`` can then be
+    unscaled.
+    """
     if precision._unscaled_now:
         precision._unscaled_now = tuple(pair for pair in precision._unscaled_now if pair[1] is not optimizer)
 
@@ -227,7 +229,7 @@ def clips_by_members(precision: Familiar) -> bool:
 
 def clip_by_value(parameters: list[Tensor] | list[nn.Parameter], clip_val: float) -> None:
     """Clip each element of the gradients of ``parameters``."""
-    if any(each.grad is not None for each in parameters):  # torch raises an error if there are no gradients
+    if any(each.grad is not None for each in parameters):  # without gradients, torch raises an error
         torch.nn.utils.clip_grad_value_(parameters, clip_val)
 
 
@@ -235,8 +237,8 @@ def clip_by_value(parameters: list[Tensor] | list[nn.Parameter], clip_val: float
 
 
 def adapt(cls: type[Any]) -> None:
-    """Wrap those methods of ``cls`` that may have Lightning's signatures, so that drivetrain can call them with its
-    own.
+    """Wrap the methods of ``cls`` that may have Lightning's signatures. The library can then call these methods with
+    its own signatures.
     """
     own = vars(cls)
     if isinstance(name := own.get("precision"), str):
@@ -259,15 +261,13 @@ def adapt(cls: type[Any]) -> None:
 
 
 def _backward(method: Method) -> Method:
-    parties = max(0, min(2, _named(method) - 1))  # how many of the arguments model and optimizer the method has
+    parties = max(0, min(2, _named(method) - 1))  # how many of the parameters model and optimizer the method has
 
     @functools.wraps(method)
     def backward(self: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._is_differentiating:  # an override has called this through super()
+        if self._is_differentiating:  # called by an override through super()
             return method(self, tensor, *args, **kwargs)
-        if args and isinstance(
-            args[0], nn.Module
-        ):  # a strategy with a copy of Lightning's ``backward`` has called this
+        if args and isinstance(args[0], nn.Module):  # called by a strategy with a copy of Lightning's ``backward``
             module: Any = args[0]
             return module.trainer.strategy.driver.differentiate(tensor, *args[2:], **kwargs)
         self._is_differentiating = True
@@ -297,11 +297,11 @@ def _optimizer_step(method: Method) -> Method:
 
 
 def _no_loss() -> None:
-    """The closure for an optimizer step whose gradients are already computed: it does nothing."""
+    """The closure for an optimizer step whose gradients are already computed. Does nothing."""
 
 
 def _once_per_step(method: Method) -> Method:
-    """Wrap ``method``, which clipping and the step both call, so that its second call before a step does nothing."""
+    """Wrap ``method``, which both the clipping and the step call. Before a step, only the first call has an effect."""
 
     @functools.wraps(method)
     def unscale_gradients(self: Any, optimizer: Any) -> None:
@@ -313,8 +313,8 @@ def _once_per_step(method: Method) -> Method:
 
 
 def _without(*names: str, kept: int) -> Callable[[Method], Method]:
-    """Return a decorator for methods that may lack the parameters ``names``, which follow the first ``kept`` ones. The
-    decorated method drops the arguments for which the original has no parameter.
+    """Return a decorator for methods that have ``kept`` parameters and may lack the following parameters ``names``. The
+    decorated method drops the arguments for which the original method has no parameter.
     """
 
     def wrap(method: Method) -> Method:

@@ -1,4 +1,4 @@
-"""Linear layers that torchao computes in 8-bit floats; all other layers compute as in bf16-mixed."""
+"""Linear layers that torchao computes in 8-bit floats. All other layers compute as in bf16-mixed."""
 
 from __future__ import annotations
 
@@ -17,26 +17,25 @@ from drivetrain.precision._layers import keep_hooks, listed, plain_layers
 from drivetrain.precision.precision import Autocast
 
 _RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
-_MULTIPLE = 16  # both sizes of a weight must be multiples of this, on devices with 8-bit products
+_MULTIPLE = 16  # on devices with 8-bit products, both sizes of a weight must be multiples of this number
 
 
 class Float8Precision(Autocast):
     """Computes the matrix products of linear layers in 8-bit floats ("float8"). Needs the package ``torchao``.
 
     torchao's ``convert_to_float8_training`` replaces the layers before the model is sharded or wrapped. The parameters
-    stay float32 and keep their names, so that checkpoints are the same as with other precisions.
+    stay float32 and keep their names. Checkpoints are therefore the same as with other precisions.
 
     Args:
-        recipe: how numbers are scaled: "tensorwise" is the fastest, "rowwise" is more accurate, and
-            "rowwise_with_gw_hp" is the most accurate; or a ``Float8LinearConfig`` of torchao.
-        module_filter_fn: ``(layer, path)``, returns whether to convert this linear layer; ``None``: all layers. Layers
-            with a size that is not a multiple of 16, subclasses of ``Linear`` and layers that share their weight are
-            never converted.
-        emulate: round numbers to 8-bit floats, but multiply in wider types; ``None``: do so only if the device cannot
+        recipe: the scaling of numbers. "tensorwise" is the fastest, "rowwise" is more accurate, and
+            "rowwise_with_gw_hp" is the most accurate. Can also be a ``Float8LinearConfig`` of torchao.
+        module_filter_fn: a function of ``(layer, path)`` that returns whether to convert this linear layer; ``None``:
+            convert all linear layers. Layers with a size that is not a multiple of 16, subclasses of ``Linear`` and
+            layers that share their weight are never converted.
+        emulate: round numbers to 8-bit floats, but multiply in wider types; ``None``: only if the device cannot
             multiply 8-bit floats.
         fsdp_all_gather: with FSDP, gather the weights of these layers in 8 bits; possible only with "tensorwise".
-        autocast: the dtype of all other operations under ``torch.autocast``; ``None``: they compute in the parameters'
-            dtype.
+        autocast: the dtype of all other operations under ``torch.autocast``; ``None``: the dtype of the parameters.
 
     Raises:
         ConfigurationError: torchao is not installed, or the recipe is unknown.
@@ -70,7 +69,7 @@ class Float8Precision(Autocast):
         fits = {path for path, each in found.items() if not any(size % _MULTIPLE for size in each.weight.shape)}
         chosen = {path for path in fits if self._filter is None or self._filter(found[path], path)}
         if not chosen:
-            # there are layers of this class if an earlier run has converted the module
+            # an earlier run has already converted the module if there are layers of this class
             if not any(isinstance(each, torchao_float8_linear.Float8Linear) for each in module.modules()):
                 rank_zero_warn(
                     f"Float8Precision converts no layer of {type(module).__name__}, so nothing computes in 8 bits: "
@@ -103,11 +102,11 @@ class Float8Precision(Autocast):
 
 @functools.cache
 def _multiplies(device_type: str, config: Any) -> bool:
-    """Return whether this device type supports ``config``; a small layer is run to find out."""
+    """Run a small layer, and return whether this device type supports ``config``."""
     plain = dataclasses.replace(config, enable_fsdp_float8_all_gather=False)
     kind: dict[str, Any] = {"device": device_type, "dtype": torch.bfloat16}
     with torch.enable_grad():
-        # skip_init, because it draws no random numbers
+        # skip_init draws no random numbers
         layer = nn.utils.skip_init(nn.Linear, _MULTIPLE, _MULTIPLE, **kind)  # type: ignore[no-untyped-call]
         for parameter in layer.parameters():
             nn.init.ones_(parameter)

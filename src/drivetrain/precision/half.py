@@ -1,5 +1,5 @@
-"""Precisions that keep parameters, inputs and new tensors in one 16-bit type, and the base class of precisions with one
-type.
+"""The precisions with parameters, inputs and new tensors in one 16-bit type, and the base class of all precisions with
+one type.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _DTYPES = {"16-true": torch.float16, "bf16-true": torch.bfloat16}
 
 
 class TruePrecision(Precision):
-    """Base class of precisions that keep parameters, buffers, inputs and new tensors in one floating-point type.
+    """Base class of precisions with one floating-point type for parameters, buffers, inputs and new tensors.
 
     Integer, boolean and complex tensors are not converted, as in ``Module.half()`` and ``Module.double()``. Tensors
-    inside objects of other libraries are not converted either; convert these in ``on_before_batch_transfer``.
+    inside objects of other libraries are also not converted. Convert such tensors in ``on_before_batch_transfer``.
 
     Args:
         name: the name that users write.
@@ -35,7 +35,7 @@ class TruePrecision(Precision):
         self.dtype = self.computes_in = dtype
 
     def convert_module(self, module: nn.Module) -> nn.Module:
-        # As in Module.half() and Module.double(); ``to(dtype)`` would drop the imaginary part.
+        # as in Module.half() and Module.double(), because ``to(dtype)`` would drop the imaginary part
         apply(module, self._convert)
         return module
 
@@ -66,12 +66,14 @@ class TruePrecision(Precision):
 
 
 class HalfPrecision(TruePrecision):
-    """Keeps everything in 16 bits, including the optimizer's state; small updates of weights are rounded to zero.
+    """All floating-point tensors have 16 bits, including the optimizer's state.
+
+    Small updates of weights are rounded to zero.
 
     Args:
-        precision: "bf16-true", with the range of float32 and few digits, or "16-true", with more digits and a small
-            range. The loss is not scaled. Small constants of an optimizer may be rounded to 0: Adam needs ``eps=1e-4``
-            in "16-true".
+        precision: "bf16-true", which has the range of float32 and few digits, or "16-true", which has more digits and a
+            small range. The loss is not scaled. Small constants of an optimizer may be rounded to 0: Adam needs
+            ``eps=1e-4`` in "16-true".
 
     Raises:
         ConfigurationError: the precision is unknown.
@@ -85,8 +87,8 @@ class HalfPrecision(TruePrecision):
 
 
 class DefaultDtype:
-    """A context in which new floating-point tensors have one dtype. The context can be entered again, also while it is
-    active.
+    """A context in which new floating-point tensors have one dtype. The context can be entered several times, even
+    while it is active.
 
     Args:
         dtype: the dtype.

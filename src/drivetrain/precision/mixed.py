@@ -30,20 +30,20 @@ class MixedPrecision(Autocast):
 
     Args:
         precision: "16-mixed" or "bf16-mixed".
-        device: the device type for autocast; ``None``: the accelerator's.
-        scaler: your own ``torch.amp.GradScaler`` for "16-mixed"; ``None``: one with torch's defaults.
+        device: the device type for autocast; ``None``: the device type of the accelerator.
+        scaler: your own ``torch.amp.GradScaler`` for "16-mixed"; ``None``: a scaler with torch's defaults.
 
-    The backward pass runs outside the autocast context, as torch advises. Autocast's cache of cast weights is off,
-    because a step that needs a weight's gradient could otherwise reuse a copy that was cast under ``no_grad``.
+    The backward pass runs outside the autocast context, as torch advises. Autocast's cache of cast weights is off. With
+    the cache, a step that needs a weight's gradient could reuse a copy of the weight that was cast under ``no_grad``.
 
     A step whose gradients are not finite is skipped. This check reads one value from the device in each step;
     "bf16-mixed" reads nothing.
 
-    Several optimizers share the scale, which must not change while any of them has scaled gradients. So the scale is
-    not updated at every step of an optimizer: it is updated right after a step if no other optimizer of the run has
-    gradients, and otherwise when the next loss is scaled. At that time, existing gradients of other optimizers are
-    multiplied to fit the new scale, so that the gradients of further losses can be added to them. Gradients that were
-    already unscaled for clipping are multiplied, too.
+    Several optimizers share one scale. The scale must not change while an optimizer has scaled gradients. If no other
+    optimizer of the run has gradients, the scale is updated directly after a step. Otherwise the scale is updated when
+    the next loss is scaled, and all gradients of other optimizers are multiplied to fit the new scale. The gradients of
+    further losses can then be added to these gradients. Gradients that were already unscaled for clipping are also
+    multiplied.
 
     Raises:
         ConfigurationError: the precision is unknown, or a scaler was passed for "bf16-mixed".
@@ -65,37 +65,37 @@ class MixedPrecision(Autocast):
                 'Leave scaler out, or write precision="16-mixed".'
             )
         self._scaler = scaler
-        self._made_for = ""  # the device type of a scaler that this object has created; "" for a user's scaler
+        self._made_for = ""  # the device type of this object's own scaler; "" for a user's scaler
         self._loaded: dict[str, Any] = {}  # a loaded state, kept until the scaler exists
-        self._optimizers: tuple[Optimizer, ...] | None = None  # None if bind() was not called in this run
+        self._optimizers: tuple[Optimizer, ...] | None = None  # None before a call of bind() in this run
         self._device: torch.device | None = None  # the device of the losses
-        self._rounds: list[dict[str, Any]] = []  # the list "optimizers" of a loaded state, one entry per optimizer
+        self._rounds: list[dict[str, Any]] = []  # the list "optimizers" of a loaded state: one entry per optimizer
         self._scaled = False  # whether a loss was scaled since the last update
         self._unscaled: set[Optimizer] = set()  # optimizers whose gradients were unscaled and not yet used in a step
-        self._stepped: set[Optimizer] = set()  # optimizers that stepped or skipped since the last update
-        self._skipped: dict[Optimizer, int] = {}  # number of skipped steps in a row
+        self._stepped: set[Optimizer] = set()  # optimizers that have stepped or skipped a step since the last update
+        self._skipped: dict[Optimizer, int] = {}  # the number of skipped steps in a row
 
     def forward_context(self) -> AbstractContextManager[Any] | None:
         kind = self.device or self.device_type
         if self.scales_loss:
-            self._scaler_for(kind)  # creates the scaler, which is to exist before the first batch
+            self._scaler_for(kind)  # this call creates the scaler, which must exist before the first batch
         return torch.autocast(kind, dtype=self.computes_in, cache_enabled=False)
 
     def bind(self, optimizers: Sequence[Optimizer]) -> None:
         """Store all optimizers of the run. Called when the run starts.
 
-        If this method was not called, the scale is updated only when the next loss is scaled, because unknown
-        optimizers may have gradients.
+        Without this call, the scale is updated only when the next loss is scaled, because unknown optimizers may have
+        gradients.
         """
         self._optimizers = tuple(optimizers)
         self._skipped.clear()
 
     def scale(self, loss: Tensor) -> Tensor:
-        """Return ``loss`` times the current scale."""
+        """Return ``loss`` multiplied by the current scale."""
         if not self.scales_loss:
             return loss
         scaler = self._scaler_for(loss.device.type)
-        if self._rounds:  # a state was loaded, and restored_gradients was not called
+        if self._rounds:  # a state was loaded without a call of restored_gradients
             self.restored_gradients(loss.device)
         if self._stepped or self._unscaled:
             self._settle()
@@ -106,7 +106,7 @@ class MixedPrecision(Autocast):
         """Divide this optimizer's gradients by the scale. A second call before the optimizer's step does nothing.
 
         Raises:
-            ConfigurationError: these gradients do not come from a scaled loss.
+            ConfigurationError: the gradients are not those of a scaled loss.
         """
         if not self.scales_loss or optimizer in self._unscaled or not _holds_gradients(optimizer):
             return
@@ -125,7 +125,7 @@ class MixedPrecision(Autocast):
         """Step if all gradients are finite, and set :attr:`stepped`.
 
         Raises:
-            ConfigurationError: these gradients do not come from a scaled loss.
+            ConfigurationError: the gradients are not those of a scaled loss.
         """
         if not _holds_gradients(optimizer):
             optimizer.step(**kwargs)
@@ -134,7 +134,7 @@ class MixedPrecision(Autocast):
         self.unscale_gradients(optimizer)
         assert self._scaler is not None  # unscaling has created the scaler
         called: list[bool] = []
-        # The scaler calls the optimizer only if all gradients are finite, so a call shows that they are.
+        # The scaler calls the optimizer only if all gradients are finite.
         hook = optimizer.register_step_post_hook(lambda *_: called.append(True))
         try:
             with _stepped_as_others(optimizer):
@@ -159,8 +159,8 @@ class MixedPrecision(Autocast):
 
     @property
     def scaler(self) -> GradScaler | None:
-        """The scaler of "16-mixed"; ``None`` for "bf16-mixed". When a run is on another device type than the run
-        before, it gets a new scaler.
+        """The scaler of "16-mixed"; ``None`` for "bf16-mixed". If a run uses a different device type than the run
+        before, the run gets a new scaler.
         """
         return self._scaler_for(self.device or self.device_type) if self.scales_loss else None
 
@@ -169,11 +169,12 @@ class MixedPrecision(Autocast):
         self._scaler = scaler
 
     def state_dict(self, module: nn.Module | None = None, optimizers: Sequence[Optimizer] = ()) -> dict[str, Any]:
-        """Return the scale and its growth state; empty for "bf16-mixed". Reading the state changes nothing.
+        """Return the scale and its growth state, or an empty state for "bf16-mixed". Reading the state changes nothing.
 
-        If the scale is due for an update and no optimizer holds gradients, the state contains the updated scale.
-        If optimizers hold gradients, the state contains the current scale, by which these gradients are scaled. The
-        entry "optimizers" says for each optimizer whether its gradients were unscaled or used since the last update.
+        If the scale is due for an update and no optimizer has gradients, the state contains the updated scale. If
+        optimizers have gradients, the state contains the current scale, by which these gradients are scaled. For each
+        optimizer, the entry "optimizers" contains whether the optimizer's gradients were unscaled or used since the
+        last update.
         """
         if self._scaler is None:
             return dict(self._loaded)
@@ -192,8 +193,8 @@ class MixedPrecision(Autocast):
     ) -> Callable[[], dict[str, Any]]:
         if self._scaler is None or not self._scaler.is_enabled() or overrides(self, "state_dict", MixedPrecision):
             return super().deferred_state_dict(module, optimizers)
-        # the scale is due for an update, or gradients are unscaled: the state is read at once, which may wait for the
-        # device, but this case is rare
+        # The scale is due for an update, or gradients are unscaled. In this rare case, the state is read now, which may
+        # wait for the device.
         if self._stepped or self._unscaled:
             return super().deferred_state_dict(module, optimizers)
         twin = _twin(self._scaler, lambda value: value.clone() if isinstance(value, Tensor) else value)
@@ -202,7 +203,7 @@ class MixedPrecision(Autocast):
     def load_state_dict(
         self, state_dict: dict[str, Any], module: nn.Module | None = None, optimizers: Sequence[Optimizer] = ()
     ) -> None:
-        """Restore a scaler's state. An empty state is ignored, and with "bf16-mixed" every state."""
+        """Restore a scaler's state. An empty state is ignored. With "bf16-mixed", every state is ignored."""
         if not expect(state_dict, Mapping) or not self.scales_loss:
             return
         expect(state_dict, _SCALER)
@@ -211,7 +212,7 @@ class MixedPrecision(Autocast):
             self._loaded = dict(state_dict)
             return
         if self._stepped:
-            self._update()  # do the update that is due now, so that it does not change the loaded state later
+            self._update()  # update now, because a later update would change the loaded state
         self._scaler.load_state_dict(state_dict)
 
     # ---- the scale -----------------------------------------------------------------------------------------------
@@ -237,7 +238,9 @@ class MixedPrecision(Autocast):
         self._scaled = False
 
     def _round_of(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Return what happened to the gradients of ``optimizer`` since the last update of the scale."""
+        """Return three facts about the gradients of ``optimizer`` since the last update of the scale: whether a step
+        has used the gradients, whether the gradients were unscaled, and whether a gradient was not finite.
+        """
         known = states_of_scaler(self._scaler).get(id(optimizer), {})
         found = known.get("found_inf_per_device", {}).values()
         return {
@@ -257,15 +260,15 @@ class MixedPrecision(Autocast):
             states_of_scaler(self._scaler)[id(optimizer)].update(stage=stage, found_inf_per_device={device: found})
 
     def _settle(self) -> None:
-        """If an optimizer has stepped since the last update, update the scale, and multiply all gradients that no step
-        has used yet to fit the new scale.
+        """If an optimizer has stepped since the last update, update the scale. Also multiply all gradients that no step
+        has used yet, so that these gradients fit the new scale.
         """
         assert self._scaler is not None  # unscaling has created the scaler
         held = self._held()
         one = torch.ones((), device=self._device)
         before = self._scaler.scale(one)
         for optimizer in self._unscaled:
-            # Reset the scaler's state of this optimizer, which the scaler itself does only in update(), for all
+            # Reset the scaler's state of this optimizer. The scaler itself resets states only in update(), for all
             # optimizers together. A disabled scaler has no such state.
             states_of_scaler(self._scaler).pop(id(optimizer), None)
             _multiply_gradients(optimizer, before)
@@ -292,20 +295,20 @@ class MixedPrecision(Autocast):
 
 def _twin(scaler: GradScaler, copied: Callable[[Any], Any]) -> GradScaler:
     """Return a copy of ``scaler``, with each attribute copied by ``copied``."""
-    twin = object.__new__(type(scaler))  # copy.copy raises an error for a scaler that is due for an update
+    twin = object.__new__(type(scaler))  # no copy.copy, which raises an error for a scaler that is due for an update
     vars(twin).update({name: copied(value) for name, value in vars(scaler).items()})
     return twin
 
 
 @contextmanager
 def _stepped_as_others(optimizer: Optimizer) -> Iterator[None]:
-    """Context in which a scaler treats ``optimizer`` as one without a fused kernel: to skip a step, the scaler does not
-    call the optimizer.
+    """Context in which a scaler treats ``optimizer`` like an optimizer without a fused kernel. To skip a step, the
+    scaler then does not call ``optimizer``.
 
     A scaler calls an optimizer with a fused kernel on every step, and the kernel skips the update if gradients are not
-    finite. But ``step`` creates the optimizer's state before it calls the kernel: SGD's momentum buffers are allocated
-    but not initialised, and stay uninitialised if the step is skipped. The kernel could also unscale gradients, but
-    they are already unscaled here, so nothing is lost.
+    finite. ``step`` creates the optimizer's state before the call of the kernel. In a skipped step, SGD's momentum
+    buffers would therefore be allocated but not initialised. A fused kernel can also unscale gradients, but the
+    gradients are already unscaled here.
     """
     own = vars(optimizer)
     if not getattr(optimizer, SCALES_ITSELF, False):
@@ -347,7 +350,7 @@ def _multiply_gradients(optimizer: Optimizer, factor: Tensor) -> None:
 
 
 def torch_scaler(precision: Precision) -> Any:
-    """Return the ``torch.amp.GradScaler`` of ``precision``; ``None`` if it has none."""
+    """Return the ``torch.amp.GradScaler`` of ``precision``, or ``None``."""
     if not (precision.scales_loss and isinstance(precision, MixedPrecision)):
         return None
     precision.forward_context()  # creates the scaler

@@ -1,4 +1,6 @@
-"""The base class of numeric precisions, which is itself the precision float32; and the registry of precisions."""
+"""The base class of numeric precisions, and the registry of precisions. The base class itself is the precision
+float32.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +24,15 @@ ClipAlgorithm = Literal["norm", "value"]
 class Precision(Familiar):
     """Full 32-bit precision ("32-true"): nothing is converted or scaled.
 
-    To add a precision, write a subclass in a file of its own, in this folder or in a package. Its class method
-    ``register_precisions(cls, precision_registry)`` registers names, which users pass as ``precision=``. A method that
-    a subclass does not override is not called in a step, and so costs nothing. Methods with Lightning's names, such as
-    ``pre_backward``, may be overridden too, and overrides may have Lightning's signatures: see
+    To add a precision, write a subclass in its own file, in this folder or in a package. The class method
+    ``register_precisions(cls, precision_registry)`` of the subclass registers names, which users pass as
+    ``precision=``. In a step, only methods that a subclass overrides are called. Methods with Lightning's names, such
+    as ``pre_backward``, can also be overridden. Overrides can have Lightning's signatures: see
     :class:`drivetrain.precision.familiar.Familiar`.
     """
 
     name: str = "32-true"
-    """The precision's name in plans and checkpoints. A subclass may set the attribute ``precision`` instead."""
+    """The precision's name in plans and checkpoints. A subclass can set the attribute ``precision`` instead."""
 
     computes_in: torch.dtype | None = None
     """The dtype in which the accelerator must be able to compute; ``None``: float32, which every accelerator
@@ -44,8 +46,8 @@ class Precision(Familiar):
     """Whether this precision packs weights into tensors of integers, which no strategy can shard."""
 
     stepped: bool = True
-    """Whether the last ``optimizer_step`` really stepped. An override sets this to False if it skips a step, and
-    ``global_step`` does not count the skipped step.
+    """Whether the last ``optimizer_step`` really stepped. An override must set this attribute to False after a skipped
+    step, because ``global_step`` does not count skipped steps.
     """
 
     device_type: str = "cpu"
@@ -66,28 +68,30 @@ class Precision(Familiar):
         return module
 
     def convert_input(self, data: Any) -> Any:
-        """Return a batch with its floating-point tensors in this precision; called only if a subclass overrides it."""
+        """Return a batch with its floating-point tensors in this precision. Called only if a subclass overrides this
+        method.
+        """
         return data
 
     def convert_output(self, data: Any) -> Any:
-        """Convert the outputs of a module that an Engine has set up to the dtype that the user's loop expects.
+        """Convert the outputs of an Engine's module to the dtype that the user's loop expects.
 
-        Only an Engine calls this method, and only if a subclass overrides it. A Trainer does not convert the outputs of
-        steps.
+        Only an Engine calls this method, and only if a subclass overrides the method. A Trainer does not convert the
+        outputs of steps.
         """
         return data
 
     def forward_context(self) -> AbstractContextManager[Any] | None:
-        """Return a context for a forward pass on :attr:`device_type`; ``None`` if none is needed.
+        """Return a context for a forward pass on :attr:`device_type`, or ``None`` if no context is needed.
 
-        The method returns ``None`` instead of an empty context, because entering even an empty context costs time in
-        every step. A context that your subclass returns is entered only once; those of drivetrain's precisions are
-        entered repeatedly.
+        Even an empty context costs time in every step, so return ``None`` instead of an empty context. A context that
+        your subclass returns is entered only once. The contexts of drivetrain's own precisions are entered several
+        times.
         """
         return None
 
     def tensor_init_context(self) -> AbstractContextManager[Any] | None:
-        """Return a context in which new tensors have this precision; ``None`` if none is needed."""
+        """Return a context in which new tensors have this precision, or ``None`` if no context is needed."""
         return nullcontext()
 
     # ---- gradients -----------------------------------------------------------------------------------------------
@@ -96,14 +100,14 @@ class Precision(Familiar):
         """Store all optimizers of the run. Called when the run starts."""
 
     def scale(self, loss: Tensor) -> Tensor:
-        """Return the scaled loss, which is differentiated instead of ``loss``."""
+        """Return the scaled loss. This loss is differentiated instead of ``loss``."""
         return loss
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Compute the gradients of ``loss``, between the hooks ``on_before_backward`` and ``on_after_backward``.
 
-        ``loss`` is a result of :meth:`scale`, and this method does not scale it again. If the second argument is a
-        model, as in Lightning, the method also scales ``loss``.
+        ``loss`` is a result of :meth:`scale`, and this method does not scale ``loss`` again. The exception, as in
+        Lightning: if the argument after ``loss`` is a model, this method expects an unscaled loss, and scales it.
 
         An override may have Lightning's signature ``(tensor, model, optimizer, *args, **kwargs)``. If the ``backward``
         of a user's strategy calls this method with these arguments, the call also scales the loss and calls the hooks.
@@ -114,7 +118,7 @@ class Precision(Familiar):
             loss.backward()  # type: ignore[no-untyped-call]
 
     def unscale_gradients(self, optimizer: Optimizer) -> None:
-        """Unscale the gradients of this optimizer's parameters. A second call before the optimizer's step does
+        """Unscale the gradients of this optimizer's parameters. Before the optimizer's step, a second call does
         nothing.
         """
 
@@ -125,20 +129,20 @@ class Precision(Familiar):
         closure: Callable[[], Any] | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Step ``optimizer`` in this precision, and return what ``closure`` returns.
+        """Step ``optimizer`` in this precision, and return the result of ``closure``.
 
         Args:
             optimizer: the user's optimizer.
             model: the model whose parameters the optimizer updates.
-            closure: a function that runs the forward and backward pass, and returns the loss. The closure also unscales
-                the gradients if :attr:`scales_loss`, calls the hooks ``on_before_optimizer_step`` and clips. ``None``:
-                the gradients are already computed.
+            closure: a function that runs the forward and backward pass, and returns the loss. The closure also calls
+                the hooks ``on_before_optimizer_step`` and clips the gradients. If :attr:`scales_loss` is True, the
+                closure also unscales the gradients. ``None``: the gradients are already computed.
             kwargs: further arguments of ``optimizer.step``.
         """
         if not self.scales_loss:
             return optimizer.step(**kwargs) if closure is None else optimizer.step(closure=closure, **kwargs)
         loss = None
-        # the closure is called before the step and not inside it, because a scaler checks the gradients first
+        # the closure is called before the step, because a scaler checks the gradients before the step
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
@@ -146,7 +150,7 @@ class Precision(Familiar):
         return loss
 
     def _step_scaled(self, optimizer: Optimizer, **kwargs: Any) -> None:
-        """Step ``optimizer``, whose gradients are those of a scaled loss."""
+        """Step ``optimizer``. The gradients are those of a scaled loss."""
         optimizer.step(**kwargs)
         end_step(self, optimizer)
 
@@ -158,21 +162,21 @@ class Precision(Familiar):
         norm_type: float = 2.0,
         error_if_nonfinite: bool = False,
     ) -> Tensor | None:
-        """Clip the gradients of this optimizer's parameters, after unscaling them if they are scaled.
+        """Clip the gradients of this optimizer's parameters. Scaled gradients are first unscaled.
 
-        An override may have only the first three parameters. Such an override is only called for the 2-norm, and
-        decides itself what to do if the norm is not finite.
+        An override may have only the first three parameters. Such an override is only called for the 2-norm, and must
+        itself handle a norm that is not finite.
 
         Args:
-            optimizer: the optimizer with the parameters; those without a gradient are skipped.
+            optimizer: the optimizer with the parameters. Parameters without a gradient are skipped.
             clip_val: the largest norm of all gradients together ("norm"), or the largest absolute value of an element
                 ("value"). 0 or negative: nothing is clipped.
             gradient_clip_algorithm: "norm" or "value".
-            norm_type: the order of the norm; ``inf`` is the norm that is the largest absolute value.
-            error_if_nonfinite: raise RuntimeError if the norm is not finite, which synchronises with the device.
+            norm_type: the order of the norm. With ``inf``, the norm is the largest absolute value.
+            error_if_nonfinite: raise RuntimeError if the norm is not finite. This check waits for the device.
 
         Returns:
-            The norm before clipping, on the device; ``None`` if none was computed.
+            The norm before clipping, on the device; ``None`` if no norm was computed.
         """
         if clip_val <= 0:
             return None
@@ -197,7 +201,7 @@ class Precision(Familiar):
 
         Args:
             module: the user's module. Use the module's parameter names as keys for values that are stored per
-                parameter. If an Engine's checkpoint contains several modules, these are the children of ``module``,
+                parameter. If an Engine's checkpoint contains several modules, ``module`` has these modules as children,
                 under their names in the checkpoint.
             optimizers: the optimizers of the module's parameters.
         """
@@ -209,7 +213,7 @@ class Precision(Familiar):
         """Restore a result of :meth:`state_dict`. Called after the module and the optimizers were restored."""
 
     def teardown(self) -> None:
-        """Free resources of this precision. Called when a run ends, also by an exception."""
+        """Free resources of this precision. Called when a run ends, also after an exception."""
 
 
 def _to_default_dtype(leaf: Any) -> Any:
@@ -217,7 +221,7 @@ def _to_default_dtype(leaf: Any) -> Any:
 
 
 in_default_dtype: Callable[[Any], Any] = functools.partial(map_leaves, _to_default_dtype)
-"""Returns its argument with every floating-point tensor converted to torch's default dtype."""
+"""A function that returns its argument with every floating-point tensor converted to torch's default dtype."""
 
 
 _MEANT = {
@@ -233,23 +237,25 @@ _MEANT = {
 
 
 def precision_meant(given: object) -> str | None:
-    """Return drivetrain's name for the precision that torch or another library calls ``given``; ``None``: unknown."""
+    """Return drivetrain's name for the precision that torch or another library calls ``given``. Return ``None`` for an
+    unknown name.
+    """
     word = str(given).lower().removeprefix("torch.").replace("_", "-")
     return next((name for name, words in _MEANT.items() if word in words.split()), None)
 
 
 PrecisionRegistry: Registry[Precision] = Registry("drivetrain.precision", "precision", "precision", by_file=False)
-"""The precisions by name: those in this folder, those that programs have defined, and those of installed packages."""
+"""The precisions by name: drivetrain's own, the users', and those of installed packages."""
 
-for _name in ("32-true", "32"):  # __init_subclass__ is not called for this class itself
+for _name in ("32-true", "32"):  # Python does not call __init_subclass__ for this class itself
     PrecisionRegistry.register(_name, Precision)
 
 
 class Autocast(Precision):
     """Base of precisions whose forward passes run under ``torch.autocast``, in :attr:`computes_in`.
 
-    Autocast's cache of cast weights is off, because a step that needs a weight's gradient could otherwise reuse a copy
-    that was cast under ``no_grad``.
+    Autocast's cache of cast weights is off. With the cache, a step that needs a weight's gradient could reuse a copy of
+    the weight that was cast under ``no_grad``.
     """
 
     def convert_output(self, data: Any) -> Any:

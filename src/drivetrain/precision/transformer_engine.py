@@ -17,24 +17,25 @@ from drivetrain.precision._layers import exchange, listed, plain_layers
 from drivetrain.precision.half import DefaultDtype, TruePrecision
 
 _NAMES = {torch.bfloat16: "transformer-engine", torch.float16: "transformer-engine-float16"}
-_MULTIPLE = 16  # both sizes of a weight must be multiples of this
+_MULTIPLE = 16  # both sizes of a weight must be multiples of this number
 
 
 class TransformerEnginePrecision(TruePrecision):
-    """Keeps weights in 16 bits, and lets layers of TransformerEngine compute matrix products in 8-bit floats.
+    """Keeps weights in 16 bits. Layers of TransformerEngine compute matrix products in 8-bit floats.
 
-    Needs NVIDIA's package TransformerEngine and a GPU that multiplies 8-bit floats (Ada, Hopper or later). drivetrain's
-    tests use a stand-in for the package and have never run it on such a GPU.
+    Needs NVIDIA's package TransformerEngine and a GPU that multiplies 8-bit floats (Ada, Hopper or later). The
+    library's tests use a stand-in for the package, and have never used the package on such a GPU.
 
     Args:
         weights_dtype: ``torch.bfloat16`` ("transformer-engine") or ``torch.float16`` ("transformer-engine-float16").
-        recipe: one of TransformerEngine's recipes, or the arguments of its ``DelayedScaling``; ``None``: its default.
-        replace_layers: replace ``Linear`` and ``LayerNorm`` with TransformerEngine's layers. ``None``: replace them
-            unless the module already has layers of TransformerEngine.
+        recipe: one of TransformerEngine's recipes, or arguments for TransformerEngine's ``DelayedScaling``; ``None``:
+            TransformerEngine's default.
+        replace_layers: replace ``Linear`` and ``LayerNorm`` with TransformerEngine's layers. ``None``: replace these
+            layers only if the module has no layers of TransformerEngine.
         fallback_compute_dtype: the dtype in which all other layers compute; ``None``: ``weights_dtype``.
 
     Raises:
-        ConfigurationError: the package is not installed, or ``weights_dtype`` is another dtype.
+        ConfigurationError: the package is not installed, or ``weights_dtype`` is a different dtype.
     """
 
     _names: ClassVar = {name: {"weights_dtype": dtype} for dtype, name in _NAMES.items()}
@@ -61,7 +62,7 @@ class TransformerEnginePrecision(TruePrecision):
 
     @property
     def recipe(self) -> Any:
-        """TransformerEngine's recipe; ``None``: its default."""
+        """TransformerEngine's recipe; ``None``: TransformerEngine's default."""
         if not isinstance(self._given_recipe, Mapping):
             return self._given_recipe
 
@@ -107,7 +108,7 @@ class TransformerEnginePrecision(TruePrecision):
 
 
 class _Together:
-    """A context that enters several contexts, and that can be used more than once.
+    """A context that enters several contexts. The context can be used more than once.
 
     Args:
         makes: functions that create the contexts.
@@ -129,8 +130,8 @@ class _Together:
 
 
 def _copy(old: nn.Module, new: nn.Module) -> None:
-    """Copy the parameters of ``old`` to ``new``, and let ``new`` load checkpoints that do not contain the extra state
-    of its class.
+    """Copy the parameters of ``old`` to ``new``. Let ``new`` load checkpoints without the extra state that layers of
+    TransformerEngine have.
     """
     with torch.no_grad():
         for name, parameter in old.named_parameters():

@@ -1,4 +1,4 @@
-"""The precision on XLA devices, which keeps everything in one dtype."""
+"""The precision on XLA devices: all floating-point tensors have one dtype."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DTYPES = {"32-true": torch.float32, "16-true": torch.float16, "bf16-true": torc
 class XLAPrecision(TruePrecision):
     """Parameters, buffers, inputs and new tensors in one dtype on an XLA device.
 
-    ``Trainer(precision="bf16-true")`` does the same; this class has Lightning's name. The loss is not scaled. The
+    ``Trainer(precision="bf16-true")`` has the same effect. This class has Lightning's name. The loss is not scaled. The
     environment variables ``XLA_USE_BF16`` and ``XLA_USE_F16``, which torch_xla has removed, are not needed.
 
     Args:

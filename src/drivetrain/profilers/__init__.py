@@ -1,4 +1,4 @@
-"""Profilers: measure the time and the memory of a run."""
+"""Profilers, which measure the time and the memory of a run."""
 
 from drivetrain.base.lazy import public
 

@@ -1,4 +1,4 @@
-"""A profiler that measures the time of Python functions in each action, with the standard library's cProfile."""
+"""A profiler that measures the time of Python functions with cProfile."""
 
 from __future__ import annotations
 
@@ -12,25 +12,24 @@ from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.errors import ConfigurationError, is_number, wrong_value
 from drivetrain.profilers.profiler import Profiler, already_running, not_running
 
-_PRINTED = 20  # how many functions of each action are printed if the user sets no limit
+_PRINTED = 20  # the number of functions to print for each action, if the user sets no limit
 
-Path = tuple[str, ...]  # the names of an action and of the actions that contain it, outermost first
+Path = tuple[str, ...]  # the names of nested actions, the outermost first
 
 
 class AdvancedProfiler(Profiler):
     """Records every call of a Python function, and the action in which it was called.
 
-    The report has a section for each action, which lists the functions, the slowest first. If actions are nested, a
-    call counts for the innermost action and for all actions around it. Recording makes Python functions several times
-    slower.
+    The report has a section for each action, with the slowest functions first. If actions are nested, a call counts for
+    the innermost action and for all outer actions. Recording makes Python functions several times slower.
 
     Args:
         dirpath: the folder of the files; ``None``: the folder of the run's logger.
         filename: a part of the files' names. ``None``: the report is printed.
-        line_count_restriction: the number of functions per action in the report, or, as a float below 1.0, their
-            fraction. 1.0 means all functions if the report is written to a file, and 20 if it is printed.
-        dump_stats: also write a file for each action, ``<stage>-<filename>-<rank>-<action>.prof``, which ``pstats``
-            and tools such as snakeviz read.
+        line_count_restriction: the number of functions per action in the report; a float below 1.0 is a fraction of the
+            functions. 1.0 means all functions in a file, and 20 functions in a printed report.
+        dump_stats: also write a file for each action, ``<stage>-<filename>-<rank>-<action>.prof``, for ``pstats`` and
+            tools such as snakeviz.
 
     Raises:
         ConfigurationError: ``line_count_restriction`` is not a positive number.
@@ -88,8 +87,8 @@ class AdvancedProfiler(Profiler):
             self._profiles[self._open].disable()
 
     def _record(self, path: Path) -> None:
-        """Record calls for the nested actions ``path`` from now on. The profile that ran before must be paused, because
-        Python allows only one at a time.
+        """Record calls for the nested actions ``path`` from now on. The previous profile must be paused, because Python
+        allows only one profile at a time.
         """
         self._open = path
         if path:
@@ -104,7 +103,7 @@ class AdvancedProfiler(Profiler):
                 ) from error
 
     def _stats(self) -> dict[str, pstats.Stats]:
-        """Return the statistics of each action, which include those of the actions inside it."""
+        """Return the statistics of each action, including inner actions."""
         open_ = self._open
         stats: dict[str, pstats.Stats] = {}
         self._pause()
@@ -134,7 +133,7 @@ class AdvancedProfiler(Profiler):
         return "\n\n".join(parts)
 
     def describe(self) -> None:
-        """Print or write the report, and write the statistics with ``dump_stats``."""
+        """Print or write the report. With ``dump_stats``, also write the statistics."""
         super().describe()
         if not self.dump_stats:
             return
@@ -144,6 +143,6 @@ class AdvancedProfiler(Profiler):
             rank_zero_info(f"AdvancedProfiler wrote the statistics of each action to {os.path.dirname(path)}.")
 
     def teardown(self, stage: str | None) -> None:
-        """Stop recordings that an exception has left open."""
+        """Stop a recording that is still running after an exception."""
         self._pause()
         self._open = ()

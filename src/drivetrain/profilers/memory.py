@@ -1,4 +1,4 @@
-"""A profiler that measures how much memory grows in each action, and writes torch's snapshots of CUDA memory."""
+"""A profiler that measures the growth of memory in each action, and writes torch's snapshots of CUDA memory."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ _MIB = 2**20
 
 @dataclass
 class Growth:
-    """Statistics of the calls of one action, in bytes.
+    """Statistics of the calls of one action.
 
     Attributes:
         calls: the number of finished calls.
-        grown: the sum of the memory growth in these calls; negative if they freed more than they allocated.
-        peak: the most memory that was in use during any of these calls.
+        grown: the total growth of memory in these calls, in bytes; negative if the calls freed more than they
+            allocated.
+        peak: the largest number of bytes in use during a call.
     """
 
     calls: int = 0
@@ -41,7 +42,7 @@ class MemoryProfiler(Profiler):
     """Measures the growth and the peak of memory in each action.
 
     With CUDA, the profiler measures torch's allocated memory on the current device. torch then also records each
-    allocation with its line of code, and a snapshot is written when the run ends, also by an exception such as out of
+    allocation with its line of code. The profiler writes a snapshot when the run ends or fails, for example out of
     memory: ``<stage>-<filename>-<rank>.pickle``, for https://pytorch.org/memory_viz. On other devices, the profiler
         measures the memory of this process, and writes no snapshot.
 
@@ -51,8 +52,8 @@ class MemoryProfiler(Profiler):
     Args:
         dirpath: the folder of the files; ``None``: the folder of the run's logger.
         filename: a part of the files' names. ``None``: the table is printed.
-        snapshot: whether to write the snapshot; it needs CUDA.
-        max_entries: how many allocations and frees the snapshot contains at most; these are the latest.
+        snapshot: whether to write the snapshot, which needs CUDA.
+        max_entries: the maximum number of allocations and frees in the snapshot. The snapshot contains the latest.
     """
 
     @arguments_checked
@@ -75,7 +76,7 @@ class MemoryProfiler(Profiler):
         return {**super().__getstate__(), "_open": [], "_process": None, "_records": False}
 
     def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
-        """Start a new table, and with CUDA a new record of allocations."""
+        """Start a new table. With CUDA, also start a new record of allocations."""
         super().setup(stage, local_rank, log_dir)
         self.growth, self._open = {}, []
         if self._snapshot and has_cuda():
@@ -103,7 +104,7 @@ class MemoryProfiler(Profiler):
         self._open.append(_Open(action_name, used, used))
 
     def stop(self, action_name: str) -> None:
-        """End an action; ignored if it is not running."""
+        """End an action. Do nothing if the action is not running."""
         used = self._now()
         index = next((index for index, each in enumerate(self._open) if each.action == action_name), None)
         if index is None:
@@ -114,7 +115,7 @@ class MemoryProfiler(Profiler):
         kept.peak = max(kept.peak, ended.peak)
 
     def summary(self) -> str:
-        """Return the table; the actions with the highest memory come first."""
+        """Return the table. The actions with the highest peak come first."""
         of = "CUDA memory" if has_cuda() else "memory of the process"
         rows = [
             [name, str(each.calls), f"{each.peak / _MIB:.1f}", f"{each.grown / _MIB:+.1f}"]

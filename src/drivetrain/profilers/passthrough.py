@@ -6,7 +6,10 @@ from drivetrain.profilers.profiler import Profiler
 
 
 class PassThroughProfiler(Profiler):
-    """Measures nothing. If no profiler was passed, this is ``trainer.profiler``, so user code can always call it."""
+    """Measures nothing.
+
+    Without a user's profiler, ``trainer.profiler`` is a PassThroughProfiler, so user code can always call it.
+    """
 
     def start(self, action_name: str) -> None:
         """Do nothing."""

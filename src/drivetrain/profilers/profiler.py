@@ -1,4 +1,4 @@
-"""The base class of profilers, which measure named actions of a run; and the registry of profilers."""
+"""The base class of profilers, which measure named actions of a run."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _FORBIDDEN = re.compile(r'[<>:"/\\|?*\x00-\x1f]')
 
 
 class Profiler(ABC):
-    """Base class of profilers, which measure actions: each begins with :meth:`start` and ends with :meth:`stop`.
+    """Base class of profilers, which measure actions: an action begins with :meth:`start` and ends with :meth:`stop`.
 
-    The Trainer calls these methods around the parts of a run, whose names docs/profilers.md lists, and :meth:`describe`
-    when the run ends. User code can add actions of its own: ``with self.trainer.profiler.profile("augment"):``.
+    The Trainer calls these methods around the parts of a run, and :meth:`describe` when the run ends. docs/profilers.md
+    lists the names of the parts. User code can add more actions: ``with self.trainer.profiler.profile("augment"):``.
 
-    To add a profiler, write a subclass with :meth:`start` and :meth:`stop` in a file of its own, in this folder or in a
+    To add a profiler, write a subclass with :meth:`start` and :meth:`stop` in a new file, in this folder or in a
     package.
 
     Args:
         dirpath: the folder of the profiler's files; ``None``: the folder of the run's logger.
-        filename: a part of these files' names. ``None``: the report is printed.
+        filename: a part of the names of the files. ``None``: the report is printed.
     """
 
     def __init__(self, dirpath: str | os.PathLike[str] | None = None, filename: str | None = None) -> None:
@@ -49,9 +49,7 @@ class Profiler(ABC):
 
     @property
     def dirpath(self) -> str | os.PathLike[str] | None:
-        """The folder that was passed. If none was, the folder of the last run's logger, and ``None`` before the first
-        run.
-        """
+        """The user's folder, or else the folder of the last run's logger; ``None`` before the first run."""
         return self._log_dir if self._dirpath is None else self._dirpath
 
     @dirpath.setter
@@ -81,24 +79,24 @@ class Profiler(ABC):
             self.stop(action_name)
 
     def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
-        """Called when a run begins: "fit", "validate", "test" or "predict".
+        """Called when a run begins.
 
         Args:
-            stage: the run's stage.
+            stage: "fit", "validate", "test" or "predict".
             local_rank: this process's rank on its machine; ``None`` if the run has only one process.
             log_dir: the folder for files if there is no ``dirpath``.
         """
         self._stage, self._log_dir, self._local_rank = stage, log_dir, local_rank
 
     def watch(self, module: nn.Module) -> None:
-        """Called after :meth:`setup` with the run's module, whose layers a profiler may measure."""
+        """Called after :meth:`setup`, so that a profiler can measure the layers of ``module``."""
 
     def summary(self) -> str:
-        """Return the report as text; empty if there is none."""
+        """Return the report as text; "" without a report."""
         return ""
 
     def describe(self) -> None:
-        """Print the report, or with a ``filename`` write it to a file of this process."""
+        """Print the report. With a ``filename``, write the report to a file of this process instead."""
         if not (report := self.summary()):
             return
         if self.filename is None:
@@ -107,7 +105,7 @@ class Profiler(ABC):
             files.write(self._path(".txt"), f"{report}\n".encode())
 
     def teardown(self, stage: str | None) -> None:
-        """Free resources. Called when the run has ended, also by an exception."""
+        """Free resources. Called when the run has ended or failed."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_stage": None}
@@ -115,7 +113,7 @@ class Profiler(ABC):
     def _path(self, extension: str, *parts: str) -> str:
         """Return the path ``<folder>/<stage>-<filename>[-<rank>][-<parts>]<extension>``, and create its folder.
 
-        The global rank is a part of the path if there are several processes.
+        With several processes, the path contains the global rank.
         """
         folder = files.spelled(self.dirpath or os.getcwd())
         if files.is_remote(folder):
@@ -128,8 +126,8 @@ class Profiler(ABC):
 
 
 def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table as text: ``title``, ``header`` and ``rows``. The first column is aligned to the left, the others
-    to the right.
+    """Return a table as text: ``title``, ``header`` and ``rows``. The first column is aligned to the left, and all
+    other columns to the right.
     """
     widths = [max(len(row[index]) for row in (header, *rows)) for index in range(len(header))]
 
@@ -142,7 +140,7 @@ def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> s
 
 
 def already_running(profiler: Profiler, action_name: str) -> ConfigurationError:
-    """Return the error of a profiler that is asked to start a running action."""
+    """Return the error for starting an action that is already running."""
     return ConfigurationError(
         f"{type(profiler).__name__}.start({action_name!r}): this action has begun and not ended. Call "
         f"stop({action_name!r}) before, or give the inner one another name."
@@ -150,7 +148,7 @@ def already_running(profiler: Profiler, action_name: str) -> ConfigurationError:
 
 
 def not_running(profiler: Profiler, action_name: str) -> ConfigurationError:
-    """Return the error of a profiler that is asked to stop an action that is not running."""
+    """Return the error for stopping an action that is not running."""
     return ConfigurationError(
         f"{type(profiler).__name__}.stop({action_name!r}): this action has not begun. Call start({action_name!r}) "
         "before."
@@ -158,4 +156,4 @@ def not_running(profiler: Profiler, action_name: str) -> ConfigurationError:
 
 
 ProfilerRegistry: Registry[Profiler] = Registry("drivetrain.profilers", "profiler", "profiler")
-"""The profilers by name: those in this folder, those that programs have registered, and those of installed packages."""
+"""The profilers by name: the profilers of drivetrain, of users, and of installed packages."""

@@ -1,4 +1,4 @@
-"""A profiler that measures torch's operations with torch.profiler, and writes a trace for Chrome's viewer."""
+"""A profiler that measures operations with torch.profiler, and writes a trace for Chrome's viewer."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _BATCH = {
     "fit": "run_training_batch", "validate": "run_validation_batch", "test": "run_test_batch",
     "predict": "run_predict_batch",
 }  # fmt: skip
-"""For each stage of a run, the action at whose end torch.profiler's schedule advances by one step."""
+"""The action of each stage that ends a step of torch.profiler's schedule."""
 
 
 class ProfileArguments(TypedDict, total=False):
-    """The arguments that PyTorchProfiler passes on to ``torch.profiler.profile``."""
+    """The arguments that PyTorchProfiler passes to ``torch.profiler.profile``."""
 
     activities: Any
     schedule: Any
@@ -55,31 +55,30 @@ _SORT_KEYS = (
 
 
 class PyTorchProfiler(Profiler):
-    """Records torch's operations on the host and on the device, and marks the actions and the layers in which they ran.
+    """Records torch's operations on the host and on the device, with the actions and the layers in which they ran.
 
-    Recording slows training down and takes memory, so by default only batches 2, 3 and 4 are recorded (the first batch
-    is 0): ``torch.profiler.schedule(wait=1, warmup=1, active=3, repeat=1)``. After these batches, the run continues at
-    full speed. The profiler writes a trace for https://ui.perfetto.dev or ``chrome://tracing``, and its report is a
-    table of operations.
+    Recording is slow and takes memory, so by default only batches 2, 3 and 4 are recorded (the first batch is 0):
+    ``torch.profiler.schedule(wait=1, warmup=1, active=3, repeat=1)``. After these batches, the run continues at full
+    speed. The profiler writes a trace for https://ui.perfetto.dev or ``chrome://tracing``. The report is a table of
+    operations.
 
     Args:
         dirpath: the folder of the trace and of the table's file; ``None``: the folder of the run's logger.
         filename: a part of the files' names. ``None``: the table is printed.
-        group_by_input_shapes: whether the table has a row for each operation and each combination of its input shapes.
-        emit_nvtx: mark operations for NVIDIA's Nsight, which then records them instead of this profiler; needs a CUDA
-            device.
+        group_by_input_shapes: whether the table has separate rows for calls of an operation with different input
+            shapes.
+        emit_nvtx: mark operations for NVIDIA's Nsight instead of recording them. Needs a CUDA device.
         export_to_chrome: write the trace.
         row_limit: the number of rows of the table; -1: all.
-        sort_by_key: the column by which the table is sorted; ``None``: the total time on the CUDA device, or without
-            one, on the CPU.
-        record_module_names: show the forward pass of each layer in the trace, under its name.
+        sort_by_key: the column that sorts the table; ``None``: the total time on the CUDA device, or without CUDA, on
+            the CPU.
+        record_module_names: show the forward pass of each layer in the trace, under the layer's name.
         table_kwargs: further arguments of the method ``table`` of ``torch.profiler.profile.key_averages()``.
-        profiler_kwargs: passed on to ``torch.profiler.profile``: ``activities``, ``record_shapes``,
+        profiler_kwargs: arguments for ``torch.profiler.profile``: ``activities``, ``record_shapes``,
             ``profile_memory``, ``with_stack``, ... ``schedule=None`` records the whole run.
 
     Raises:
-        ConfigurationError: neither this class nor torch's profiler knows an argument, or ``sort_by_key`` is not a
-            column.
+        ConfigurationError: an argument is unknown, or ``sort_by_key`` is not a column.
     """
 
     def __init__(
@@ -126,12 +125,10 @@ class PyTorchProfiler(Profiler):
 
     def _forget(self) -> None:
         self.profiler: Any = None
-        """The object of torch that records: a ``torch.profiler.profile`` or an ``emit_nvtx``; ``None`` while nothing is
-        recorded.
-        """
+        """The running ``torch.profiler.profile`` or ``emit_nvtx``; ``None`` outside a run."""
         self._report = ""
         self._actions: list[tuple[str, Any]] = []
-        self._layers: list[Any] = []  # the marks of the layers whose forward pass is running
+        self._layers: list[Any] = []  # the marks of the layers that are running forward
         self._hooks: list[Any] = []
 
     def __getstate__(self) -> dict[str, Any]:
@@ -167,12 +164,12 @@ class PyTorchProfiler(Profiler):
             **self._kwargs,
         }
         user = kwargs.pop("on_trace_ready", None)
-        if kwargs["schedule"] is not None:  # without a schedule, torch would call the handler before there is a table
+        if kwargs["schedule"] is not None:  # without a schedule, torch would call the handler too early
             kwargs["on_trace_ready"] = lambda profiler: self._ready(profiler, user)
         return torch.profiler.profile(**kwargs)
 
     def watch(self, module: nn.Module) -> None:
-        """Record the forward pass of each layer of ``module`` under its name, until the run ends."""
+        """Until the run ends, record the forward pass of each layer of ``module``, under the layer's name."""
         if not self._names_layers:
             return
         for name, layer in module.named_modules():
@@ -191,7 +188,7 @@ class PyTorchProfiler(Profiler):
             self._hooks.append(layer.register_forward_hook(leave, always_call=True))
 
     def start(self, action_name: str) -> None:
-        """Begin an action, which the trace shows under its name."""
+        """Begin an action. The trace shows the action under this name."""
         if self.profiler is not None:
             self._actions.append((action_name, _entered(action_name)))
 
@@ -201,8 +198,8 @@ class PyTorchProfiler(Profiler):
         if index is not None:
             self._actions.pop(index)[1].__exit__(None, None, None)
         if action_name == _BATCH.get(self._stage or "") and isinstance(self.profiler, torch.profiler.profile):
-            # torch crashes if a mark begins in one recording and ends in another, so open marks end here and begin
-            # again after the step
+            # end open marks before the step and begin new marks after the step, because torch crashes if a mark spans
+            # two recordings
             ends = self.profiler.current_action is torch.profiler.ProfilerAction.RECORD_AND_SAVE
             while_open = self._actions if ends else []
             for _, mark in reversed(while_open):
@@ -242,7 +239,7 @@ class PyTorchProfiler(Profiler):
             )
 
     def summary(self) -> str:
-        """Return the table of the last recorded operations; "" before anything was recorded."""
+        """Return the table of the last recorded operations; "" before the first recording."""
         return self._report
 
     def describe(self) -> None:
@@ -251,7 +248,7 @@ class PyTorchProfiler(Profiler):
         super().describe()
 
     def teardown(self, stage: str | None) -> None:
-        """Stop recording, also of actions that an exception has left open, and remove hooks from the module."""
+        """Stop recording, end all actions, and remove the hooks from the module."""
         self._finish()
         while self._layers:
             self._layers.pop().__exit__(None, None, None)

@@ -1,4 +1,4 @@
-"""A profiler that measures the duration of each action, and shows the durations as a table."""
+"""A profiler that measures the durations of actions."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _RECENT = 10_000
 
 @dataclass
 class Durations:
-    """Statistics of the calls of one action, which need constant memory for any number of calls.
+    """Statistics of the calls of one action, in constant memory.
 
     Attributes:
         calls: the number of finished calls.
-        total: the total duration of these calls in seconds, including the actions inside them.
-        own: the total duration without the actions inside these calls.
-        longest: the duration of the longest call in seconds.
+        total: the total duration of these calls in seconds, including inner actions.
+        own: the total duration in seconds, without inner actions.
+        longest: the duration of the longest call, in seconds.
         recent: the durations of the last calls, at most 10 000.
     """
 
@@ -37,27 +37,26 @@ class Durations:
 class _Open:
     action: str
     began: float
-    inner: float = 0.0  # the number of seconds that actions inside this one have taken
+    inner: float = 0.0  # the number of seconds in inner actions
 
 
 class SimpleProfiler(Profiler):
-    """Measures for each action how long it takes and how often it runs.
+    """Measures the duration of each action, and counts its calls.
 
-    The table has one row per action. An action may contain others: the column ``Total`` includes the time of the
-    actions inside an action, and ``Own`` does not, so that ``Own`` adds up to the time of the run. Each run starts a
-    new table.
+    The table has one row per action. The column ``Total`` includes the time of inner actions. The column ``Own`` does
+    not, so ``Own`` adds up to the time of the run. Each run starts a new table.
 
-    The times are measured in this process. A GPU works asynchronously, so its time appears in the action that waits for
-    it; ``PyTorchProfiler`` shows both.
+    The times are measured in this process. A GPU works asynchronously, so the GPU's time appears in the action that
+    waits for the GPU; ``PyTorchProfiler`` shows both.
 
-    ``durations`` contains the statistics of each action, ``recorded_durations`` the durations of each action's last
+    ``durations`` has the statistics of each action, and ``recorded_durations`` has the durations of each action's last
     calls.
 
     Args:
         dirpath: the folder of the table's file; ``None``: the folder of the run's logger.
         filename: a part of the file's name. ``None``: the table is printed.
-        extended: whether to show all columns. With False, only the action, its mean duration and its total duration are
-            shown.
+        extended: whether to show all columns. If False, the table has only the action, the mean duration and the total
+            duration.
     """
 
     def __init__(
@@ -78,7 +77,7 @@ class SimpleProfiler(Profiler):
         self.durations, self._open, self._began = {}, [], time.perf_counter()
 
     def start(self, action_name: str) -> None:
-        """Begin an action; if other actions are running, it is inside the last one that began.
+        """Begin an action, inside the action that began last and is still running.
 
         Raises:
             ConfigurationError: the action is already running.
@@ -110,18 +109,18 @@ class SimpleProfiler(Profiler):
 
     @property
     def recorded_durations(self) -> defaultdict[str, list[float]]:
-        """For each action, the durations of its last 10 000 calls in seconds; an empty list for an unknown name."""
+        """The durations of the last 10 000 calls of each action, in seconds; an empty list for an unknown name."""
         return defaultdict(list, {action: list(kept.recent) for action, kept in self.durations.items()})
 
     @property
     def current_actions(self) -> dict[str, float]:
-        """The names of the running actions, and the time at which each began."""
+        """The start time of each running action, by name."""
         return {each.action: each.began for each in self._open}
 
     start_time: float = reads("_began", "The start time of the table.")
 
     def summary(self) -> str:
-        """Return the table; the actions with the longest total duration come first."""
+        """Return the table. The actions with the longest total duration come first."""
         elapsed = time.perf_counter() - self._began
         durations = sorted(self.durations.items(), key=lambda item: -item[1].total)
         stage = f" of {self._stage}" if self._stage else ""

@@ -1,4 +1,4 @@
-"""A profiler that starts torch_xla's server, from which a tool collects a trace of the host and the devices."""
+"""A profiler that starts torch_xla's server, for tools that collect traces of the host and the devices."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _PORT = 9012
 
 
 class XLAProfiler(Profiler):
-    """Marks the actions of a run, and those that user code adds, in the traces of torch_xla's profiler.
+    """Marks the actions of a run and of user code in the traces of torch_xla's profiler.
 
-    Pass it as ``Trainer(profiler=XLAProfiler())``. When a run begins, the profiler starts torch_xla's server in this
-    process; ``torch_xla.debug.profiler.trace("localhost:9012", folder)`` or TensorBoard collects a trace from the
-    server. The profiler itself measures nothing, so :meth:`summary` is empty.
+    Pass the profiler as ``Trainer(profiler=XLAProfiler())``. When a run begins, the profiler starts torch_xla's server
+    in this process. Then ``torch_xla.debug.profiler.trace("localhost:9012", folder)`` or TensorBoard collects a trace.
+    The profiler itself measures nothing, so :meth:`summary` is empty.
 
     Args:
         port: the server's port.
@@ -33,7 +33,7 @@ class XLAProfiler(Profiler):
     # ---- actions -------------------------------------------------------------------------------------------------
 
     def start(self, action_name: str) -> None:
-        """Begin an action, which the trace shows under its name.
+        """Begin an action. The trace shows the action under this name.
 
         Raises:
             ConfigurationError: the action is already running.
@@ -44,19 +44,19 @@ class XLAProfiler(Profiler):
         trace.__enter__()
 
     def stop(self, action_name: str) -> None:
-        """End an action; ignored if it is not running."""
+        """End an action. Do nothing if the action is not running."""
         if (trace := self._open.pop(action_name, None)) is not None:
             trace.__exit__(None, None, None)
 
     # ---- a run ---------------------------------------------------------------------------------------------------
 
     def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
-        """Start the server, unless this process has started it before."""
+        """Start the server, if this process has not started it yet."""
         super().setup(stage, local_rank, log_dir)
         if self._server is None:
             self._server = xla_profiler.start_server(self.port, only_on_master=False)
 
     def teardown(self, stage: str | None) -> None:
-        """End actions that an exception has left open."""
+        """End actions that are still running after an exception."""
         for action in list(self._open):
             self.stop(action)

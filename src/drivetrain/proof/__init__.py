@@ -1,4 +1,6 @@
-"""Prove that a program resumes exactly: run it undisturbed and killed, and compare the two runs step by step."""
+"""Prove that a program resumes exactly: run the program once undisturbed and once with kills, and compare the two runs
+step by step.
+"""
 
 from drivetrain.base.lazy import lazy
 

@@ -1,4 +1,6 @@
-"""The process that ``drivetrain prove-resume`` starts: it runs a program and records its optimizer steps."""
+"""The process that ``drivetrain prove-resume`` starts. The process runs a program, and records the program's optimizer
+steps.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ PROG = "drivetrain prove-resume"
 
 
 def main() -> int:
-    """Run and record the program on the command line; the environment variable :data:`VARIABLE` has the recorder's
+    """Run and record the program on the command line. The environment variable :data:`VARIABLE` contains the recorder's
     arguments.
     """
     given = parse_program(PROG)

@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain prove-r
         prog: the command's name in messages.
 
     Returns:
-        0: it resumes exactly. 1: it does not. 2: the proof could not be run. 130: interrupted.
+        0: the program resumes exactly. 1: the program does not. 2: the proof could not be run. 130: interrupted.
     """
     made = parser(prog)
     given = made.parse_args(_joined(sys.argv[1:] if arguments is None else arguments))
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain prove-r
     program = Program(command, given.resume_args, given.ranks, links=given.link)
     verdict = Verdict(2)
     try:
-        with signals_as_interrupts():  # on SIGTERM and SIGHUP, too, the program is ended and the folder removed
+        with signals_as_interrupts():  # the program is ended, and the folder removed, even after SIGTERM and SIGHUP
             verdict = prove(program, folder, given.kills, given.seed, given.timeout, say, given.why)
     except KeyboardInterrupt:
         say(f"{prog}: interrupted, the program was ended")
@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain prove-r
 
 
 def _joined(words: Sequence[str]) -> list[str]:
-    """Join --resume-args and its value by "=", because argparse would read a value such as ``--resume`` as an
+    """Join --resume-args and the following word by "=". Otherwise argparse would read a word such as ``--resume`` as an
     option.
     """
     found = list(words)
@@ -93,7 +93,7 @@ def _joined(words: Sequence[str]) -> list[str]:
 
 
 def _wrong(given: argparse.Namespace) -> str | None:
-    """Describe the first invalid option; ``None``: all are valid."""
+    """Return a description of the first invalid option, or ``None`` if all options are valid."""
     if given.kills < 0:
         return f"--kills must be at least 0, not {given.kills}"
     if given.ranks < 0:

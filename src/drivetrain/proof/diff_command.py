@@ -1,4 +1,6 @@
-"""The command ``drivetrain diff``: the first step, tensor and operation in which two recorded runs or ranks differ."""
+"""The command ``drivetrain diff``: find the first step, tensor and operation in which two recorded runs or ranks
+differ.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +39,8 @@ def parser(prog: str) -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain diff") -> int:
-    """Compare two folders that ``drivetrain prove-resume --folder`` has written, or the ranks of the run in one such
-    folder.
+    """Compare the runs in two folders, or the ranks of the run in one folder. ``drivetrain prove-resume --folder`` has
+    written the folders.
 
     Args:
         arguments: the words after the command's name; ``None``: ``sys.argv[1:]``.
@@ -81,8 +83,8 @@ def _lines(found: Judgement, equal: str, head: str, operation: str) -> Iterator[
 
 
 def _of_runs(folders: Sequence[Path]) -> tuple[Judgement, str, str]:
-    """Compare two runs. Return the first difference, the text to print if the runs are equal, and the text if they
-    differ.
+    """Compare two runs. Return the first difference, and two texts: the text to print if the runs are equal, and the
+    text to print if the runs differ.
     """
     one, other = map(_ranks_in, folders)
     if not (common := [rank for rank in one if rank in other]):
@@ -102,7 +104,7 @@ def _of_runs(folders: Sequence[Path]) -> tuple[Judgement, str, str]:
 
 
 def _of_ranks(folder: Path, wanted: Sequence[int] | None) -> tuple[Judgement, str, str]:
-    """Compare each rank of one run with the first rank. The result has the form of :func:`_of_runs`'s result."""
+    """Compare each rank of one run with the first rank. The result is like that of :func:`_of_runs`."""
     ranks = _ranks_in(folder)
     wanted = wanted or ranks
     if len({*wanted} & {*ranks}) < max(len(wanted), 2):
@@ -134,10 +136,10 @@ def _start(folder: Path, rank: int) -> Start:
 
 
 def _program(folder: Path) -> dict[str, Any]:
-    """Return the recorded description of the program whose run is in ``folder``."""
+    """Return the recorded description of the program. ``folder`` contains a run of the program."""
     try:
         found: dict[str, Any] = json.loads((folder / "program.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:  # drivetrain writes program.json only when the run has ended
+    except FileNotFoundError:  # program.json is written only at the end of the run
         raise CannotTryError(f"the run in {folder} was interrupted. Record it again") from None
     return found
 
@@ -147,8 +149,8 @@ def _listed(ranks: Iterable[int]) -> str:
 
 
 def _operation(folders: Sequence[Path], found: Judgement, limit_s: float) -> str:
-    """Run both programs again, or one program twice to compare two of its ranks, and name the first operation that
-    differs.
+    """Return the name of the first operation that differs. For this, run both programs again, or run one program twice
+    to compare two of its ranks.
     """
     step, ranks = found.differences[0].step - 1, (found.rank if found.against is None else found.against, found.rank)
     with tempfile.TemporaryDirectory() as target:
@@ -160,14 +162,14 @@ def _operation(folders: Sequence[Path], found: Judgement, limit_s: float) -> str
 
 
 def _run(folder: Path, target: Path) -> Run:
-    """Prepare to run the recorded program of ``folder`` again in ``target``, without the files that the program
-    wrote.
+    """Prepare to run the recorded program of ``folder`` again in ``target``. The copy in ``target`` does not get the
+    files that the program has written.
     """
     found = _program(folder)
     files, old, source = set(found.pop("files")), found.pop("source"), folder / "undisturbed" / "work"
     for words in ("command", "resume"):
         found[words] = [word.replace(old + os.sep, f"{source}{os.sep}") for word in found[words]]
-    # the run was recorded on another machine, so use the Python and the torch of this process
+    # the run was recorded on a different machine: use the Python and the torch of this process
     if not os.access(found.get("python", ""), os.X_OK):
         found = {key: value for key, value in found.items() if key not in ("python", "torch")}
     run = Run(Program(**{**found, "source": source, "links": ()}), target)

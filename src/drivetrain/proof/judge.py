@@ -1,4 +1,4 @@
-"""Compare the records of a run that was killed and restarted with those of an undisturbed run."""
+"""Compare the records of two runs of a program: an undisturbed run, and a run that was killed and restarted."""
 
 from __future__ import annotations
 
@@ -13,27 +13,32 @@ from typing import Any, NamedTuple
 from drivetrain.proof.records import Start, Step, packed, unpacked
 
 _WEIGHTS = {"parameters": 20, "optimizer": 6, "inputs": 3, "losses": 2, "hyperparameters": 1, "Python": 1, "torch": 1}
-"""The search for the step at which a program continued sums these weights over the parts of a record that are equal."""
+"""Weights for the search for the step at which a program continued. The search adds up the weights of all equal parts
+of two records.
+"""
 _UNTRAINED = 4
-"""The weight of equal parameters if they are those of the first step. This weight is lower, because a program that
-restores nothing has these parameters, too."""
+"""The weight of equal parameters if these are the parameters of the first step. This weight is lower, because a program
+that restores nothing also has these parameters.
+"""
 _FOLLOWING = 50
-"""The most steps that are compared to find where a program continued."""
+"""The largest number of steps that are compared to find the step at which a program continued."""
 OF_TIME = re.compile(r"time|second|speed|_per_|/s\b|throughput|memory|flops|util|\beta\b", re.IGNORECASE)
-"""Matches names of logged values that measure the machine and not the training."""
+"""Matches the names of logged values that measure the machine instead of the training."""
 
 LOGGED, WRITTEN = "logged row", "file"
-"""The values of :attr:`Difference.part` for a value passed to a logger, and for a file that the program wrote."""
+"""Two values of :attr:`Difference.part`. The first is for a value passed to a logger, the second for a file that the
+program has written.
+"""
 
 
 class Difference(NamedTuple):
     """One part of a recorded step that differs between two runs, or between two ranks.
 
     Attributes:
-        step: the optimizer step of the undisturbed run, counted from 1; the number of steps plus 1 means after the last
-            step.
-        part: which part of the state differs, in words.
-        detail: the name of the tensor or value, and both values if they are short.
+        step: the optimizer step of the undisturbed run, counted from 1. A number after the last step means the state at
+            the end of the run.
+        part: the name of the part of the state that differs.
+        detail: the name of the tensor or value that differs. If both values are short, also both values.
         rank: the rank.
     """
 
@@ -45,19 +50,20 @@ class Difference(NamedTuple):
 
 @dataclass
 class Judgement:
-    """What the comparison of one rank has found.
+    """The result of the comparison of one rank.
 
     Attributes:
         differences: the parts that differ at the first unequal step, causes before effects.
         equal: the parts that are equal at this step.
-        started_at: for each start the step of the undisturbed run at which the process continued, counted from 1;
-            ``None``: the process made no step.
-        ended_in: for each start the step in which the process ended.
-        start: the number of the start that contains the difference; the first has number 0.
+        started_at: for each start of the process, the step of the undisturbed run at which the process continued,
+            counted from 1; ``None``: the process made no step.
+        ended_in: for each start of the process, the step in which the process ended.
+        start: the number of the start that contains the difference. The first start has number 0.
         rank: the rank that is judged.
-        notes: differences without an effect on any other compared part.
-        against: the rank of the same run with which ``rank`` was compared; ``None``: the same rank of another run.
-        tensor: between ranks, the first tensor that differs: part and name.
+        notes: texts about differences that have no effect on any compared part.
+        against: if two ranks of one run are compared, the rank with which ``rank`` was compared; ``None``: ``rank`` was
+            compared with the same rank of the undisturbed run.
+        tensor: if two ranks are compared, the part and the name of the first tensor that differs.
     """
 
     differences: list[Difference] = field(default_factory=list)
@@ -72,13 +78,13 @@ class Judgement:
 
     @property
     def kills(self) -> list[tuple[int | None, int | None]]:
-        """For each restart the last step before the restart, and the step with which the program continued."""
+        """For each restart, the last step before the restart, and the step with which the program continued."""
         return list(zip(self.ended_in, self.started_at[1:], strict=False))
 
 
 def earliest(found: Sequence[Judgement]) -> Judgement:
-    """Return the judgement with the earliest difference. If several differ first at the same step, return the one whose
-    difference comes first in the order of causes before effects.
+    """Return the judgement with the earliest difference. If several judgements have their first difference at the same
+    step, return the judgement whose difference comes first in the order of causes before effects.
 
     If no rank differs, return the judgement of the first rank.
     """
@@ -94,13 +100,13 @@ def earliest(found: Sequence[Judgement]) -> Judgement:
 def position(steps: Sequence[Step], undisturbed: Sequence[Step], latest: int, ends: bool = False) -> int:
     """Return the index in ``undisturbed`` of the step that is equal or most similar to the first of ``steps``.
 
-    Steps in which the model does not change may be equal to each other. Of these, prefer a step at which the program
-    can have continued and after which the next steps are equal, too.
+    Steps in which the model does not change may be equal to each other. Of several equal steps, prefer a step at which
+    the program can have continued, and after which the next steps are also equal.
 
     Args:
         steps: the records of a process.
         undisturbed: the steps of the undisturbed run.
-        latest: the number of the step that would have come next if the process had not been killed.
+        latest: the number of the step after the step in which the last kill happened.
         ends: whether the process has ended by itself.
     """
     own, others = [_signature(step) for step in steps[:_FOLLOWING]], [_signature(step) for step in undisturbed]
@@ -137,9 +143,9 @@ def judge(
     Args:
         undisturbed: the records of the undisturbed run.
         starts: the records of the run that was killed, in order.
-        rank: the rank that has written all of these records; only for messages.
+        rank: the rank that has written all of these records; used only in messages.
         ignored: names of logged values that differ between two undisturbed runs.
-        resumes: whether a process may have resumed at any step; if False, it began at the first step.
+        resumes: whether a process may have resumed at any step. If False, the process began at the first step.
     """
     found = Judgement(rank=rank)
     silent: dict[str, int] = {}  # for each random generator that differs, the first step at which it differed
@@ -183,11 +189,12 @@ def judge(
 
 
 def judge_ranks(one: Start, other: Start, against: int, rank: int) -> Judgement:
-    """Compare what must be equal on two ranks of one run: parameters, optimizer state, buffers and reduced gradients.
+    """Compare the parts of the state that must be equal on two ranks of one run: parameters, optimizer state, buffers
+    and reduced gradients.
 
-    Batch, loss and random state may differ. Buffers that each rank computes from its own batches may also differ, and
-    so may tensors that exist on one rank only, such as the optimizer state that ``ZeroRedundancyOptimizer`` divides
-    among the ranks.
+    Batch, loss and random state may differ. Buffers that each rank computes from its own batches may also differ.
+    Tensors that exist on only one rank are not compared, such as the optimizer state that ``ZeroRedundancyOptimizer``
+    divides among the ranks.
 
     Args:
         one: the records of rank ``against``.
@@ -219,7 +226,8 @@ def judge_ranks(one: Start, other: Start, against: int, rank: int) -> Judgement:
 def _own_buffers(one: Sequence[Step], other: Sequence[Step]) -> set[str]:
     """Return the buffers that each rank computes from its own batches, such as the statistics of batch norm.
 
-    A buffer is of this kind if it changes at each step on both ranks, and differs between the ranks after each change.
+    A buffer that changes at each step on both ranks, and differs between the ranks after each change, is assumed to be
+    computed from a rank's own batches.
     """
     values = [
         tuple(dict(zip(step["names"]["model"], unpacked(step["tensors"]["model"]), strict=True)) for step in steps)
@@ -251,8 +259,8 @@ def _shared(step: Step, other: Step, own: set[str]) -> Step:
 
 
 def _pairs(undisturbed: Start, start: Start, first: int) -> Iterator[tuple[Step, Step]]:
-    """Yield each step of the undisturbed run, from ``first`` on, with the same step of ``start``; at the end, yield the
-    two final states.
+    """Yield pairs: each step of the undisturbed run, from ``first`` on, and the same step of ``start``. At the end,
+    yield the two final states.
     """
     yield from zip(undisturbed.steps[first:], start.steps, strict=False)
     if start.end and undisturbed.end and first + len(start.steps) == len(undisturbed.steps):
@@ -260,9 +268,7 @@ def _pairs(undisturbed: Start, start: Start, first: int) -> Iterator[tuple[Step,
 
 
 def _add_random(found: Judgement, silent: dict[str, int]) -> None:
-    """Insert the differing random states into ``differences``, in front of the differences that random states can
-    cause.
-    """
+    """Insert the differing random states into ``differences``, before the differences that random states can cause."""
     step = found.differences[0].step
     states = [
         Difference(step, "random state", f"of {name}, since step {since}", found.differences[0].rank)
@@ -274,7 +280,7 @@ def _add_random(found: Judgement, silent: dict[str, int]) -> None:
 
 
 def _differences(there: Step, here: Step, undisturbed: Start, is_first: bool) -> Iterator[tuple[str, str]]:
-    """Yield each part that differs, with the detail of the difference; causes come before effects."""
+    """Yield the name of each part that differs, and the detail of the difference. Causes come before effects."""
     untrained = here["tensors"]["parameters"] == undisturbed.steps[0]["tensors"]["parameters"]
     for part, since in (("parameters", ", those of step 1" if untrained else ""), ("optimizer", "")):
         yield from ((words, detail + since) for words, detail in _tensors(part, there, here))
@@ -337,7 +343,7 @@ def _unequal_names(names: list[str], was: str, now: str) -> list[str]:
 
 
 def _first_tensor(was: str, now: str, names: list[str], own_names: list[str]) -> str:
-    """Name the first tensor that differs, with the number of tensors that differ."""
+    """Return a text with the name of the first tensor that differs, and the number of tensors that differ."""
     old, new = unpacked(was), unpacked(now)
     if names != own_names:
         lost, added = ([each for each in a if each not in b] for a, b in ((names, own_names), (own_names, names)))
@@ -357,7 +363,7 @@ def _and_more(differing: Sequence[str], everything: Sequence[int]) -> str:
 
 def _others(there: Step, here: Step) -> Iterator[tuple[str, str]]:
     """Compare the modules that the optimizer does not train, such as averaged weights. Modules are matched by class and
-    size, because their order may differ.
+    size, because the order of the modules may differ.
     """
     old, new = _by_class(there["others"]), _by_class(here["others"])
     for kind, size in old.keys() & new.keys():
@@ -377,9 +383,9 @@ def _by_class(others: list[list[str]]) -> dict[tuple[str, int], Counter[str]]:
 
 
 def _lists_differ(there: Step, here: Step, name: str, is_first: bool) -> bool:
-    """Whether the inputs, batches or losses (``name``) since the last optimizer step differ between two records. At a
-    process's first step compare only the ends that both lists have, because a restart may have lengthened or shortened
-    the list.
+    """Whether the inputs, batches or losses (``name``) since the last optimizer step differ between two records. A
+    restart may lengthen or shorten the list of a process's first step. At the first step, only the ends of both lists
+    are therefore compared.
     """
     was, now = there["since"][name], here["since"][name]
     if is_first:
@@ -389,8 +395,8 @@ def _lists_differ(there: Step, here: Step, name: str, is_first: bool) -> bool:
 
 
 def _whence(names: Sequence[str], there: Step, here: Step, undisturbed: Start) -> str:
-    """Find the last batch of ``here`` that differs from that of ``there``; name the step of the undisturbed run that
-    used this batch.
+    """Find the last batch of ``here`` that differs from the batch of ``there``. Return a text that names the step of
+    the undisturbed run that used this batch.
     """
     for name in names:
         pairs = zip(reversed(there["since"][name]), reversed(here["since"][name]), strict=False)
@@ -406,7 +412,7 @@ def _unequal(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
 def _rows(undisturbed: Start, starts: Sequence[Start], rank: int, ignored: set[str]) -> Iterator[Difference]:
     """Yield differences of logged values with the same name and step. A value that is logged again after a restart must
-    be equal, too.
+    also be equal.
     """
     expected: dict[tuple[str, Any], list[str]] = defaultdict(list)
     steps: dict[tuple[str, str], Any] = {}
@@ -433,7 +439,7 @@ def logged_apart(one: Start, other: Start) -> set[str]:
 def summary(run: Start) -> str:
     """Return a hash of 16 characters over the tensors, hyperparameters, inputs and losses of all steps of a run.
 
-    Random states are left out of the hash, because a program need not seed generators from which it draws nothing.
+    Random states are left out of the hash, because a program need not seed a generator that is never used.
     """
     kept = [
         [each["tensors"], each["values"], each["since"]["inputs"], each["since"]["losses"]]

@@ -1,4 +1,6 @@
-"""Listen to what a program logs through the loggers of drivetrain, torch, Lightning, transformers and others."""
+"""Observe the values that a program logs through the loggers of this library, torch, Lightning, transformers and
+others.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 See = Callable[[str, Any, Any], None]
-"""A function that is called with the name of a logged value, the value, and the step under which it is logged."""
+"""A function that is called with three arguments: the name of a logged value, the value, and the step of the value."""
 
 _LOGGERS = ("drivetrain.loggers.logger", "lightning.fabric.loggers.logger", "lightning_fabric.loggers.logger")
 """Modules that define a base class ``Logger`` with a method ``log_metrics(metrics, step)``."""
@@ -18,7 +20,7 @@ _WRITERS = ("torch.utils.tensorboard.writer", "tensorboardX.writer")
 
 def listen(see: See) -> None:
     """Call ``see`` with each value that the program logs from now on. Loggers of modules that are imported later are
-    missed.
+    not observed.
     """
     for name in _WRITERS:
         if (kind := getattr(sys.modules.get(name), "SummaryWriter", None)) is not None:
@@ -47,8 +49,8 @@ def _family(kind: Any) -> Iterator[Any]:
 
 
 def _wrap(kind: Any, name: str, hear: Callable[..., None]) -> None:
-    """Make each call of the method ``name`` of the class ``kind`` first call ``hear``. Do nothing if the class inherits
-    the method, or if the method is wrapped already.
+    """Replace the method ``name`` of the class ``kind``, so that each call of the method first calls ``hear``. Do
+    nothing if the class inherits the method, or if the method is already replaced.
     """
     method = vars(kind).get(name)
     if method is None or hasattr(method, "_is_heard"):

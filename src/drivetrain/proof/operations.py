@@ -1,5 +1,5 @@
 """Write the torch operations of one step of a program to a file, and find the first operation that differs between two
-such files.
+of these files.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from drivetrain.base.torch_private import schema_of
 Storages = dict[int, StorageWeakRef]
 _OWN = os.path.dirname(__file__) + os.sep
 _WRAPPERS = ("recorded_backward", "recorded_next")
-"""Functions of this package through which the program calls torch."""
+"""The functions of this package through which the program calls torch."""
 
 
 class Operations(operations.Operations):  # type: ignore[no-untyped-call]
-    """Records the operations that the program calls (not those that this package calls), and for each operation the
-    storages that the operation made or changed.
+    """Records the operations that the program calls, without operations that this package calls. For each operation,
+    also records the storages that the operation has made or changed.
     """
 
     def __init__(self) -> None:
@@ -38,20 +38,22 @@ class Operations(operations.Operations):  # type: ignore[no-untyped-call]
         self._names: dict[int, list[str]] = {}
 
     def note(self, func: Any, args: Any, kwargs: Mapping[str, Any], result: Any, place: str) -> None:
-        """Record an operation with a fingerprint of the tensors that it made or changed."""
+        """Record an operation, with a fingerprint of the tensors that the operation has made or changed."""
         if "c10d" in str(func):  # no fingerprint: other ranks may still write to the result of a collective
             self.found.append((str(func), "", place))
             self._made.append(_storages((args, result)))
             return
         changed = _changed(func, args, kwargs)
         seen = list({id(each): each for each in leaves((result, changed))}.values())
-        # a result that shares an argument's storage is a view, and not new
+        # a result with the storage of an argument is not new, but a view
         before = {} if changed else _storages((args, kwargs))
         self.found.append((str(func), digest(seen), place))
         self._made.append({key: ref for key, ref in _storages(seen).items() if key not in before})
 
     def name(self, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Set the names of the program's tensors, by part of the program's state; :meth:`write` writes these names."""
+        """Store the names of the program's tensors, by part of the program's state. :meth:`write` writes these
+        names.
+        """
         self._names = {}
         for part, tensors in parts.items():
             for name, tensor in tensors.items():
@@ -77,7 +79,7 @@ def _changed(func: Any, args: Any, kwargs: Any) -> list[Any]:
 
 
 def _storages(tree: Any) -> Storages:
-    """Return a weak reference to each tensor's storage; the key is the storage's address. While the weak reference
+    """Return a weak reference to each tensor's storage. The key is the address of the storage. While the weak reference
     exists, no other storage gets this address.
     """
     found: Storages = {}
@@ -90,7 +92,7 @@ def _storages(tree: Any) -> Storages:
 
 
 class _Recorder(Exception):
-    """Raised if the recorder itself, and not the program, has called the operation."""
+    """Raised if the recorder itself has called the operation, instead of the program."""
 
 
 def _place(frame: Any) -> str | None:
@@ -111,16 +113,17 @@ def _frames(frame: Any) -> Iterator[tuple[str, int]]:
 
 
 def first_difference(one: Path, other: Path, has_same_start: bool, has_same_torch: bool = True) -> str:
-    """Name the first operation that differs between two recorded steps.
+    """Return a text that names the first operation that differs between two recorded steps.
 
     Args:
         one: the file with the operations of the first run.
         other: the file of the second run.
         has_same_start: whether both records begin with the optimizer step before the recorded one. If False, one
-            process may have called more operations at its start, such as those that load a checkpoint. The records are
-            then compared backwards from their ends, as long as the operations have equal names.
+            process may have called more operations at its start, for example to load a checkpoint. The records are then
+            compared backwards from their ends, as long as the operations have equal names.
         has_same_torch: whether both runs had the same version of torch. If not, the two versions may call different
-            operations; then operations of only one run are ignored, unless all operations of both have equal results.
+            operations. An operation of only one run is then named only if all operations of both runs have equal
+            results.
     """
     old, new = (json.loads(path.read_text(encoding="utf-8")) for path in (one, other))
     if not has_same_start:
@@ -143,16 +146,16 @@ def first_difference(one: Path, other: Path, has_same_start: bool, has_same_torc
 
 
 def first_change(one: Path, other: Path, ranks: tuple[int, int], tensor: str) -> str:
-    """Name the first operation after which a tensor differs between two ranks.
+    """Return a text that names the first operation after which a tensor differs between two ranks.
 
     Most results differ between ranks, because the batches differ. So compare only the operations that made or changed
-    the tensor, and of these only the ones after the last equal result.
+    the tensor, and only those after the last equal result.
 
     Args:
         one: the file with the operations of the first rank.
         other: the file of the second rank.
         ranks: both ranks.
-        tensor: the tensor's part of the state and its name, see :meth:`Operations.name`.
+        tensor: the part of the state, and the name of the tensor in this part: see :meth:`Operations.name`.
     """
     old, new = (
         [each for each in json.loads(path.read_text(encoding="utf-8")) if tensor in each[3]] for path in (one, other)

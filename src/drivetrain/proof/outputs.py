@@ -1,4 +1,4 @@
-"""Compare the files that two runs have written: checkpoints tensor by tensor, tables row by row."""
+"""Compare the files that two runs have written. Checkpoints are compared tensor by tensor, tables row by row."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ from drivetrain.report import run_file
 Row = dict[str, str]
 Cells = tuple[tuple[str, str], ...]
 Column = tuple[str, str]
-"""Names values in a file: the file, and the name of a column, or of a tensor or number in a checkpoint."""
+"""A key for values in files: the name of the file, and the name of a column. In a checkpoint, each tensor or number is
+a column.
+"""
 
 _TABLES = (".csv", ".tsv", ".jsonl", ".json")
 _VERSION = re.compile(r"(?:^|/)(version_\d+)/")
@@ -32,12 +34,14 @@ _RANDOM = re.compile(r"rng|random|generator", re.IGNORECASE)
 
 
 class Written(NamedTuple):
-    """What differs between the files of two runs.
+    """The differences between the files of two runs.
 
     Attributes:
-        different: a line of text for each file of the killed run with a value that the undisturbed run lacks.
+        different: a line of text for each file of the killed run that contains a value that the undisturbed run does
+            not have.
         columns: the columns of these values.
-        lacking: a line of text for each file, and for the rows of a file, that only the undisturbed run has.
+        lacking: a line of text for each file that only the undisturbed run has, and for each file with rows that only
+            the undisturbed run has.
     """
 
     different: list[str]
@@ -46,14 +50,14 @@ class Written(NamedTuple):
 
 
 def compare(one: Path, other: Path, before: Path, ignored: Collection[Column] = ()) -> Written:
-    """Compare what two runs of a program have written.
+    """Compare the files that two runs of a program have written.
 
-    The order of rows and repeated rows are ignored, because a restarted run may write rows again.
+    The comparison ignores the order of rows, and repeated rows, because a restarted run may write rows again.
 
     Args:
         one: the folder of the undisturbed run.
         other: the folder of the run that was killed.
-        before: the folder from which both were copied.
+        before: the folder of which both folders are copies.
         ignored: columns that are not compared.
     """
     found = Written([], set(), [])
@@ -84,8 +88,8 @@ def compare(one: Path, other: Path, before: Path, ignored: Collection[Column] = 
 def _counterpart(name: str, one: Path, other: Path, before: Path) -> Path:
     """Return the file of the killed run that is compared with ``name``.
 
-    A logger gives each start a new folder ``version_<n>``. So if the undisturbed run has made one such folder, its
-    checkpoint is compared with the one in the last folder of the killed run.
+    A logger gives each start a new folder ``version_<n>``. If the undisturbed run has made one folder of this kind, a
+    checkpoint in the folder is compared with the checkpoint in the last folder of the killed run.
     """
     if name.endswith(_TABLES) or not (found := _VERSION.search(name)):
         return other / name
@@ -98,7 +102,7 @@ def _counterpart(name: str, one: Path, other: Path, before: Path) -> Path:
 
 
 def _is_same(path: Path, before: Path) -> bool:
-    """Whether the file existed before the run, and the run has not written it."""
+    """Whether the file existed before the run, and the run has not written the file."""
     if not before.exists():
         return False
     now, then = path.stat(), before.stat()
@@ -110,8 +114,8 @@ def _only(row: Row, columns: set[str]) -> Iterator[tuple[str, str]]:
 
 
 def _likeness(row: Cells, other: Cells) -> tuple[int, int]:
-    """Return how many cells are equal, and how many of these cells are neither steps nor epochs. Of two rows with as
-    many equal cells, the one with equal values and another step is the likelier counterpart.
+    """Return the number of equal cells, and the number of equal cells that are neither steps nor epochs. A row with
+    equal values and a different step is a likelier counterpart than a row with different values and the same step.
     """
     equal = set(row) & set(other)
     return len(equal), sum(name not in ("step", "epoch", "iteration") for name, _ in equal)
@@ -126,11 +130,11 @@ def _described(row: Cells, nearest: Cells, count: int) -> str:
 
 
 def _rows(path: Path, run: Path) -> list[Row] | None:
-    """Return a file as rows of a table (a checkpoint as a single row); ``None`` if the file is of no known kind."""
+    """Return a file as rows of a table, or ``None`` for an unknown kind of file. A checkpoint is a single row."""
     if path.name == run_file.NAME:
         with suppress(OSError, ValueError):
             run_file.load(path)
-            return None  # run.json lists the killed starts, so this file always differs
+            return None  # run.json always differs, because it lists the killed starts
     try:
         if path.suffix in _TABLES:
             text = path.read_text(encoding="utf-8").replace(str(run), "{run}")
@@ -143,7 +147,7 @@ def _rows(path: Path, run: Path) -> list[Row] | None:
         else:
             return None
     except (DrivetrainError, ValueError, OSError, csv.Error):
-        return None  # the contents do not fit the file's name, or the kill has cut them off
+        return None  # the content does not fit the file's name, or the kill has cut off the content
     return [{name: _shown(value) for name, value in row.items() if _counts(name, value)} for row in rows if row]
 
 
@@ -158,13 +162,13 @@ def _of_text(text: str, suffix: str) -> Iterator[dict[str, Any]]:
 
 
 def _counts(name: str | None, value: Any) -> bool:
-    """Whether a value is a result of the training, and not a time, a random state or an object."""
+    """Whether a value is a result of the training. Times, random states and objects are not."""
     if name is None or _RANDOM.search(name):
         return False
     if isinstance(value, Tensor):
         return not value.is_meta
     if isinstance(value, list) and any(isinstance(each, str) for each in value):
-        return False  # a list of texts may be a command line, and --resume-args change command lines
+        return False  # a list of texts may be a command line, which --resume-args changes
     return isinstance(value, (int, float, str, list)) and OF_TIME.search(name) is None
 
 

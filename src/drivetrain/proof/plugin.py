@@ -14,11 +14,12 @@ from drivetrain.proof.runs import Program
 
 @pytest.fixture
 def prove_resume(tmp_path: Path) -> Callable[..., Verdict]:
-    """A function that fails the test unless a program resumes exactly, and returns the verdict.
+    """A function that proves that a program resumes exactly, and returns the verdict. Without exact resuming, the
+    function fails the test.
 
-    Call the function with the program and its arguments, as one text or as a list of words, and with the options of
-    ``drivetrain prove-resume``: ``kills`` (2), ``ranks``, ``seed``, ``resume_args``, ``link``, ``timeout`` in seconds
-    (3600). The program starts in copies of the working directory, or of ``folder``.
+    The first argument is the program with its arguments, as one text or as a list of words. Further arguments are
+    options of ``drivetrain prove-resume``: ``kills`` (2), ``ranks``, ``seed``, ``resume_args``, ``link``, ``timeout``
+    in seconds (3600). The program starts in copies of the working directory, or in copies of ``folder``.
     """
 
     def check(

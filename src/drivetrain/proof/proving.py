@@ -1,4 +1,4 @@
-"""Prove that a program resumes exactly: run it, kill it, restart it, and judge."""
+"""Prove that a program resumes exactly: run, kill and restart the program, and compare the runs."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ with on_first_use:
 
 @dataclass
 class Verdict:
-    """What was found about a program.
+    """The result of a proof.
 
     Attributes:
-        code: 0: it resumes exactly; 1: it does not; 2: the proof could not be run.
+        code: 0: the program resumes exactly; 1: the program does not; 2: the proof could not be run.
         message: the verdict in words.
-        kills: for each kill the last step before the kill, and the step at which the program continued, counted from 1;
-            ``None``: it made no step after the kill.
+        kills: for each kill, the last step before the kill, and the step at which the program continued, counted from
+            1; ``None``: no step after the kill.
         steps: the optimizer steps of the undisturbed run.
-        hash: 16 characters that depend on every step of that run.
+        hash: 16 characters that depend on every step of the undisturbed run.
         differences: the parts that differ at the first unequal step, causes before effects.
-        notes: differences without any effect.
+        notes: texts about differences without any effect, and about values that were not compared.
     """
 
     code: int
@@ -54,20 +54,20 @@ def prove(
     program: Program, folder: Path, kills: int = 5, seed: int = 0, limit_s: float = 3600.0,
     say: Callable[[str], Any] = lambda line: None, why: bool = False,
 ) -> Verdict:  # fmt: skip
-    """Run ``program`` undisturbed and killed, and return the verdict.
+    """Run ``program`` undisturbed, run ``program`` with kills, and return the verdict.
 
     Args:
-        program: what is run.
+        program: the program to run.
         folder: a folder for the runs.
-        kills: how often the program is killed.
+        kills: the number of kills.
         seed: the seed of the random steps at which the program is killed.
-        limit_s: seconds for the undisturbed run.
+        limit_s: the time limit of the undisturbed run, in seconds.
         say: called with each line of progress.
         why: also name the first torch operation whose result differs.
     """
     try:
         return _prove(program, folder, kills, seed, limit_s, say, why)
-    # the program fails without a kill, makes no step, does not end in time, or is not deterministic
+    # for example, the program fails without a kill, or is not deterministic
     except CannotTryError as error:
         return Verdict(2, f"could not be tried: {error}")
 
@@ -141,7 +141,7 @@ def _prove(
 def _kill_and_restart(
     killed: Run, reference: Run, moments: Sequence[tuple[int, float]], say: Callable[[str], Any]
 ) -> tuple[int, Judgement]:
-    """Kill and restart the program, until the program ends by itself or a difference is found; return the program's
+    """Kill and restart the program, until the program ends by itself or a difference is found. Return the program's
     last exit code and the judgement.
     """
     latest = 0
@@ -157,7 +157,7 @@ def _kill_and_restart(
 
 
 def _judged(reference: Run, killed: Run, ignored: Iterable[str] = ()) -> Judgement:
-    """Judge each rank, and return the judgement with the earliest difference."""
+    """Compare the runs on each rank, and return the judgement with the earliest difference."""
     ranks = {each: (reference.starts(each)[0], killed.starts(each)) for each in reference.ranks()}
     return earliest([judge(*starts, rank, ignored) for rank, starts in ranks.items()])
 
@@ -165,12 +165,13 @@ def _judged(reference: Run, killed: Run, ignored: Iterable[str] = ()) -> Judgeme
 def first_operation(
     one: Run, other: Run, ranks: tuple[int, int], steps: tuple[int, int], limit_s: float, tensor: str = ""
 ) -> str:
-    """Start two runs again, each up to a step, and name the first operation whose result differs.
+    """Start two runs again, each up to a step. Return a text that names the first operation whose result differs.
 
-    If ``ranks`` are two ranks of one run, name the first operation after which ``tensor`` differs between them.
+    If ``ranks`` are two ranks of one run, the text names the first operation after which ``tensor`` differs between the
+    ranks.
     """
     for run, rank, step in zip((one, other), ranks, steps, strict=True):
-        # the run took too long; the difference is known, but not the operation that caused it
+        # if the run takes too long, only the operation remains unknown
         with suppress(CannotTryError):
             run.start(limit_s, operations=(rank, step))
         if not (run.records / OPERATIONS).exists():
@@ -182,7 +183,7 @@ def first_operation(
 
 
 def _with_files(found: Judgement, reference: Run, killed: Run, ignored: Collection[tuple[str, str]] = ()) -> Judgement:
-    """If all steps are equal, add to ``found`` the differences between the files of the two runs; return ``found``."""
+    """If all steps are equal, add the differences between the files of the two runs to ``found``. Return ``found``."""
     if not found.differences:
         steps = len(reference.starts(found.rank)[0].steps)
         written = outputs.compare(reference.work, killed.work, reference.program.source, ignored)
@@ -193,7 +194,7 @@ def _with_files(found: Judgement, reference: Run, killed: Run, ignored: Collecti
 
 
 def _checked(found: Judgement, reference: Run, killed: Run, again: Run) -> Judgement:
-    """Return a judgement that ignores the logged values and files that differ even between two undisturbed runs.
+    """Return a judgement without logged values and files that differ even between two undisturbed runs.
 
     Raises:
         CannotTryError: the undisturbed runs differ in more than logged values and files.
@@ -224,7 +225,7 @@ def _failed(verdict: Verdict, why: str) -> Verdict:
 
 
 def _what_differs(found: Judgement) -> str:
-    """Describe the first difference between the runs."""
+    """Return a text about the first difference between the runs."""
     first = found.differences[0]
     if first.part in (LOGGED, WRITTEN):
         what = "what is logged" if first.part == LOGGED else "the files that it writes"
@@ -243,6 +244,6 @@ def _what_differs(found: Judgement) -> str:
 
 
 def text_of(each: Difference) -> str:
-    """Describe a difference in one line."""
+    """Return a line of text about a difference."""
     rank = f" on rank {each.rank}" if each.rank else ""
     return f"{each.part}{rank}" + (f": {each.detail}" if each.detail else "")

@@ -1,4 +1,4 @@
-"""Record what a training program has in memory at each optimizer step, through torch's global hooks."""
+"""Record the state of a training program at each optimizer step, through torch's global hooks."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ Names = dict[str, list[str]]
 
 
 class Recorder:
-    """Records each optimizer step of this process, and kills the job at a given one.
+    """Records each optimizer step of this process, and kills the job at a given step.
 
     Args:
-        folder: where the records go.
-        start: how often the program was started before in this run.
+        folder: the folder for the records.
+        start: the number of earlier starts of the program in this run.
         parent: the process that has started the program.
-        undisturbed: the folder with the records of the undisturbed run; the recorder compares with these to find the
-            current step.
-        latest: the step that would have come next if the last kill had not happened.
-        kill: the step at which to kill, counted from 0 in the undisturbed run, and the seconds to wait there; the kill
-            comes before the next step.
-        operations: a rank and one of its steps, counted from 0 in this process. All operations of this step are
+        undisturbed: the folder with the records of the undisturbed run. The recorder compares the state with these
+            records to find the current step.
+        latest: the step after the step in which the last kill happened.
+        kill: the step of the kill, counted from 0 in the undisturbed run, and the seconds to wait in this step before
+            the kill. The kill happens before the next step.
+        operations: a rank, and a step of this rank, counted from 0 in this process. All operations of this step are
             recorded, then the job is killed.
     """
 
@@ -64,14 +64,14 @@ class Recorder:
         self._pid, self._main = 0, os.getpid()
         self._count = 0
         self._is_dying = False
-        self._first: int | None = None  # the index that this process's first step has in the undisturbed run
+        self._first: int | None = None  # the index, in the undisturbed run, of this process's first step
         self._depth = 0
         self._since: dict[str, list[Any]] = {"inputs": [], "batches": [], "losses": []}  # values since the last step
         self._parameters = weakref.WeakKeyDictionary[Optimizer, int]()  # number of parameters of each optimizer
         self._modules: list[weakref.ref[nn.Module]] = []
         self._scalers: list[weakref.ref[Any]] = []
         self._before: tuple[Step, Names] | None = None  # during a step with a closure, the state before the step
-        self._last: Optimizer | None = None  # keeps the parameters alive, which the last record needs at the end
+        self._last: Optimizer | None = None  # keeps the parameters alive for the last record
 
     def install(self) -> None:
         """Add the hooks to torch, for the whole process."""
@@ -117,12 +117,12 @@ class Recorder:
                 multiprocessing.util.Finalize(None, self._at_exit, exitpriority=0)
         if self._writer is None:
             return
-        # the process must be killed before the next step, and the timer's thread has not killed it yet
+        # kill before the next step; the timer's thread has not killed the process yet
         if self._is_dying:
             kill_job(self._parent)
         parameters = sum(len(group["params"]) for group in optimizer.param_groups)
-        # Look for modules only at steps 0, 1, 2, 4, 8 ... and when the optimizer has new parameters, because going
-        # through all objects is slow.
+        # Going through all objects is slow. So look for modules only at steps 0, 1, 2, 4, 8 ... and when the optimizer
+        # has new parameters.
         if self._count & (self._count - 1) == 0 or self._parameters.get(optimizer) != parameters:
             self._parameters[optimizer] = parameters
             self._look_around()
@@ -150,7 +150,7 @@ class Recorder:
         if self._kill is not None and rank() == 0:
             self._die_if_due(step, *self._kill)
         self._count += 1
-        self._watch_operations()  # the recorded operations of a step begin with the optimizer step before it
+        self._watch_operations()  # the recorded operations of a step begin with the previous optimizer step
 
     def _write(self, kind: str, step: Step, names: Names) -> None:
         assert self._writer is not None
@@ -160,7 +160,7 @@ class Recorder:
         self._writer.write(kind, step, names)
 
     def _watch_operations(self) -> None:
-        """Start to record operations, if the next step is the one in ``operations``."""
+        """Start to record operations if the step in ``operations`` is the next step."""
         if self._operations == [rank(), self._count]:
             self._mode.__enter__()  # type: ignore[no-untyped-call]
 
@@ -181,8 +181,8 @@ class Recorder:
         if self._first is None:
             self._first = position([step], start_of(self._undisturbed, 0, rank()).steps, self._latest)
         if self._first + self._count == at:
-            # A thread kills, so that the kill can come in the optimizer's step, in the next batch or while a checkpoint
-            # is written.
+            # A thread kills the job. The kill can therefore happen in the optimizer's step, in the next batch or while
+            # a checkpoint is written.
             self._is_dying = True
             timer = threading.Timer(seconds, kill_job, [self._parent])
             timer.daemon = True
@@ -203,8 +203,8 @@ class Recorder:
         others = [each for each in found if each[1] and places.keys().isdisjoint(map(id, each[1].values()))]
         trained = [each for _, each in found if not places.keys().isdisjoint(map(id, each.values()))]
         trained.sort(key=lambda module: min(places.get(id(each), len(own)) for each in module.values()))
-        # Name parameters in the order of their modules, because the order in the optimizer may differ between processes
-        # if the program passed a set to the optimizer.
+        # Name parameters in the order of their modules. The order in the optimizer may differ between processes, if the
+        # program has passed a set to the optimizer.
         named: dict[int, tuple[str, Tensor]] = {}
         for number, module in enumerate([*trained, {f"parameter {place}": each for place, each in enumerate(own)}], 1):
             taken = {name for name, _ in named.values()}
@@ -245,8 +245,8 @@ def rank() -> int:
 
 
 def kill_job(parent: int) -> None:
-    """Kill the process that ``parent`` has started for this job, such as torchrun, and all its descendants. This
-    process kills itself last.
+    """Kill the process that ``parent`` has started for this job, such as torchrun, and all descendants of this process.
+    The calling process kills itself last.
 
     Other children of ``parent`` are not killed, because ``parent`` may be a test suite.
     """
@@ -274,7 +274,9 @@ def tensors_of(module: nn.Module) -> Tensors:
 
 
 def state_of_optimizer(optimizer: Optimizer, names: dict[int, str]) -> tuple[Tensors, dict[str, Any]]:
-    """Return the tensors of an optimizer's state by name, and its hyperparameters and other numbers."""
+    """Return the tensors of an optimizer's state by name. Also return the hyperparameters and other numbers of the
+    optimizer.
+    """
     tensors: Tensors = {}
     values: dict[str, Any] = {}
     places = {key: place for place, key in enumerate(names)}
@@ -304,7 +306,7 @@ def _plain(value: Any) -> Any:
 
 
 def _is_shard(name: str, parameter: Tensor) -> bool:
-    """Whether a parameter is this rank's shard of a larger one, as in FSDP or a tensor-parallel layer."""
+    """Whether a parameter is this rank's shard of a larger parameter, as in FSDP or a tensor-parallel layer."""
     return "_flat_param" in name or any(each.is_shard() for each in getattr(parameter, "placements", ()))
 
 
@@ -334,8 +336,8 @@ def _wrap_loaders(see: Callable[[Any], None]) -> None:
         see(batch)
         return batch
 
-    # The new function pretends to be torch's own method, because drivetrain's Trainer takes another path if it sees
-    # that torch's iterator was replaced.
+    # The new function looks like torch's own method. Otherwise drivetrain's Trainer would notice a replaced iterator,
+    # and would fetch batches differently.
     kind.__next__ = types.FunctionType(
         recorded_next.__code__, vars(dataloader), "__next__", None, recorded_next.__closure__
     )

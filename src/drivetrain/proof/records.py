@@ -1,4 +1,4 @@
-"""Records: what a process had in memory at each optimizer step, appended to one file per process."""
+"""Records of the state of a process at each optimizer step, appended to one file per process."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ OPERATIONS = "operations.json"
 """The name of the file with the recorded torch operations of one step."""
 
 Step = dict[str, Any]
-"""One record, as JSON: the parts of the state (see ``Recorder``), and for each part the names of its tensors."""
+"""One record, as JSON: the parts of the state (see ``Recorder``), and for each part the names of the tensors."""
 
 
 class Writer:
-    """Appends records to a file, each with one system call, so that a SIGKILL cannot lose a record that was
-    appended.
-    """
+    """Appends records to a file, each with one system call. A SIGKILL cannot lose an appended record."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._names: dict[str, list[str]] = {}
 
     def write(self, kind: str, step: Step, names: dict[str, list[str]]) -> None:
-        """Append ``step``; write the names of a part's tensors only if they have changed since the last record."""
+        """Append ``step``. The names of a part's tensors are written only if these names have changed since the last
+        record.
+        """
         changed = {part: each for part, each in names.items() if self._names.get(part) != each}
         self._names.update(changed)
         line = {"kind": kind, **({"names": changed} if changed else {}), **step}
@@ -39,12 +39,12 @@ class Writer:
 
 @dataclass
 class Start:
-    """What one process has recorded from its start until it ended or was killed.
+    """The records of one process, from its start until its end or its kill.
 
     Attributes:
         steps: one record for each optimizer step, with the state before the step.
-        end: the record of the state when the process ended by itself; ``None`` if it was killed.
-        rows: the values that the program's loggers got: name, value, and the step under which it was logged.
+        end: the record of the final state, if the process ended by itself; ``None`` if the process was killed.
+        rows: the values that the program's loggers got. Each row has the name, the value, and the step of the value.
     """
 
     steps: list[Step] = field(default_factory=list)
@@ -53,11 +53,11 @@ class Start:
 
 
 def path_of(folder: str | Path, start: int, rank: int, forked: int | str = "") -> Path:
-    """Return the path of the file with a rank's records of one start of the program; the first start has number 0.
+    """Return the path of the file with a rank's records of one start of the program.
 
     Args:
         folder: the run's folder of records.
-        start: how often the program was started before.
+        start: the number of the start. The first start has number 0.
         rank: the rank.
         forked: if the program has forked the process, the process's number (pid).
     """
@@ -70,10 +70,10 @@ def forked_of(folder: str | Path, start: int, rank: int) -> list[Path]:
 
 
 def start_of(folder: str | Path, start: int, rank: int) -> Start:
-    """Return the records of a rank in one start; an empty :class:`Start` if the rank made no step.
+    """Return the records of a rank in one start. If the rank made no step, the returned :class:`Start` is empty.
 
-    Steps of forked processes count only if the started process made none. If more than one forked process
-    has made steps, their records are joined in the order of their first steps.
+    If the started process made no step, the steps of all forked processes are returned, in the order of the processes'
+    first steps.
     """
     path, found = path_of(folder, start, rank), Start()
     parts = [read(each) for each in ([path] if path.exists() else forked_of(folder, start, rank))]
@@ -85,7 +85,7 @@ def start_of(folder: str | Path, start: int, rank: int) -> Start:
 
 
 def read(path: Path) -> Start:
-    """Read a file of records; a line that was cut by the kill is left out."""
+    """Read a file of records. A line that the kill has cut off is left out."""
     found = Start()
     names: dict[str, list[str]] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
@@ -105,7 +105,7 @@ def read(path: Path) -> Start:
 
 
 def ranks_of(folder: str | Path) -> list[int]:
-    """Return the ranks that have recorded anything in ``folder``."""
+    """Return the ranks that have written a record in ``folder``."""
     names = (path.name.split(".")[1] for path in Path(folder).glob("start-*.rank-*.jsonl"))
     return sorted({int(name.removeprefix("rank-")) for name in names})
 

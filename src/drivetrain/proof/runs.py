@@ -24,34 +24,39 @@ from drivetrain.cli.program import words_to_call
 from drivetrain.proof.records import VARIABLE, Start, ranks_of, start_of
 
 RUN = "{run}"
-"""Placeholder in the program's arguments for the run's folder. It is for programs that need an absolute path to write
-to."""
+"""Placeholder in the program's arguments for the run's folder, for programs that need the absolute path of a folder for
+their files.
+"""
 NEWEST = re.compile(r"(\{newest:([^}]+)\})")
-"""Placeholder in the arguments of restarts for the newest file or folder that matches a pattern. Pattern and result are
-relative to the run's folder."""
+"""Placeholder in the arguments of restarts for the newest file or folder that matches a pattern. The pattern and the
+matching path are relative to the run's folder.
+"""
 _NOT_COPIED = {".git", ".hg", "__pycache__", "node_modules", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".tox"}
 _MOST_BYTES = 2 << 30
-GRACE_S = 60.0  # the time limit of a start is three times the undisturbed run's time, plus this
+GRACE_S = 60.0  # the time limit of a restart is this, plus three times the duration of the undisturbed run
 
 
 class CannotTryError(Exception):
-    """No proof is possible, because the program could not be run as needed; the message says why and what to do."""
+    """No proof is possible, because the program could not be run as needed.
+
+    The message contains the reason and a cure.
+    """
 
 
 def installed_torch() -> str:
     """Return the version of the installed torch, without importing torch."""
-    # imported only when needed: the import is slow, and the help of commands needs no versions
+    # a late import, because the import is slow and the help of commands needs no versions
     return str(Later("importlib.metadata").version("torch"))
 
 
 @dataclass
 class Program:
-    """The program and how it is started.
+    """The program, and the options of its start.
 
     Attributes:
         command: the words after ``python``.
-        resume: further arguments, for every start but the first.
-        ranks: how many processes torchrun starts; 0: the program is started without torchrun.
+        resume: further arguments for every restart.
+        ranks: the number of processes that torchrun starts; 0: the program is started without torchrun.
         source: the working directory that is copied.
         links: names of files and folders in ``source`` that are linked instead of copied.
         python: the interpreter.
@@ -67,15 +72,15 @@ class Program:
     torch: str = field(default_factory=installed_torch)
 
     def __post_init__(self) -> None:
-        """Make paths that begin with ``..`` absolute, because in a copy of the working directory such paths would lead
-        elsewhere.
+        """Make paths that begin with ``..`` absolute. In a copy of the working directory, the relative paths would be
+        wrong.
         """
         self.command, self.resume = ([self._absolute(word) for word in words] for words in (self.command, self.resume))
 
     @property
     def launcher(self) -> list[str]:
-        """The words between ``python`` and the program's words: those that call torchrun, or none if torchrun does not
-        start the ranks.
+        """The words that call torchrun, between ``python`` and the program's words. Empty if torchrun does not start
+        the ranks.
         """
         return ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self.ranks}"] if self.ranks else []
 
@@ -89,9 +94,9 @@ class Run:
     """A run of a program in its own copy of the working directory.
 
     Args:
-        program: what is run.
-        folder: the folder for the copy and the records; it must not exist.
-        keeps: whether to back up the copy before each start; the result of :meth:`before` can then repeat the last
+        program: the program to run.
+        folder: the folder for the copy and the records. The folder must not exist.
+        keeps: whether to back up the copy before each start. The result of :meth:`before` can then repeat the last
             start.
     """
 
@@ -101,11 +106,11 @@ class Run:
         copy_of(program.source, self.work, program.links, leave_out=folder.parent)
         self.files = sorted(path.relative_to(self.work).as_posix() for path in files_in(self.work))
         self.seconds = 0.0
-        self.count = 0  # how often the program was started
+        self.count = 0  # the number of starts of the program
         self._before = folder / "before" if keeps else None
 
     def before(self) -> Run:
-        """Return a copy of this run as it was before its last start."""
+        """Return a copy of this run, with the state before the last start."""
         found = copy.copy(self)
         assert self._before is not None
         found.work, found.records = self._before, self._before.with_name("records-before")
@@ -117,19 +122,19 @@ class Run:
         self, limit_s: float, kill: tuple[int, float] | None = None, like: Run | None = None, latest: int = 0,
         operations: tuple[int, int] | None = None,
     ) -> int:  # fmt: skip
-        """Start the program, wait until it ends, and return its exit code.
+        """Start the program, wait for the end, and return the exit code.
 
         Args:
-            limit_s: seconds after which it is killed.
-            kill: the step, as numbered in the run ``like``, at which the program is killed, and the seconds to wait
-                there.
+            limit_s: the number of seconds after which the program is killed.
+            kill: the step of the kill, as numbered in the run ``like``, and the seconds to wait in this step before the
+                kill.
             like: the undisturbed run.
-            latest: the step that would have come next if the last kill had not happened.
-            operations: a rank and a step of this start, from 0. The operations of this step are recorded; then all
-                ranks are killed.
+            latest: the step after the step in which the last kill happened.
+            operations: a rank, and a step of this start, counted from 0. The operations of this step are recorded. Then
+                all ranks are killed.
 
         Raises:
-            CannotTryError: it ran longer than ``limit_s``.
+            CannotTryError: the program ran longer than ``limit_s``.
         """
         number, self.count = self.count, self.count + 1
         if self._before is not None:
@@ -156,15 +161,15 @@ class Run:
 
     @property
     def log(self) -> Path:
-        """The file with what the program has printed."""
+        """The file with the output of the program."""
         return self.records / "output.txt"
 
     def output(self) -> str:
-        """Return the last lines that the program has printed."""
+        """Return a text with the last lines that the program has printed."""
         return last_lines(self.log)
 
     def starts(self, rank: int) -> list[Start]:
-        """Return a rank's records of each start; the records of a start without a step are empty."""
+        """Return a rank's records of each start. The records of a start without a step are empty."""
         return [start_of(self.records, number, rank) for number in range(self.count)]
 
     def ranks(self) -> list[int]:
@@ -172,7 +177,7 @@ class Run:
         return ranks_of(self.records)
 
     def _here(self, word: str) -> str:
-        """Fill in the placeholders of an argument, and replace paths in the working directory by paths in the copy."""
+        """Replace the placeholders in an argument. Also replace paths in the working directory by paths in the copy."""
         for text, pattern in NEWEST.findall(word):
             paths = sorted(self.work.glob(pattern), key=lambda path: path.stat().st_mtime_ns)
             word = word.replace(text, str(paths[-1].relative_to(self.work)))
@@ -182,7 +187,7 @@ class Run:
 def run_to_end(
     command: Sequence[str], folder: Path, variables: Mapping[str, str], log: Path, limit_s: float
 ) -> int:  # fmt: skip
-    """Start ``command``, wait until it ends, and return its exit code. At the end, kill all processes that ``command``
+    """Start ``command``, wait for the end, and return the exit code. At the end, kill all processes that ``command``
     has started.
 
     Args:
@@ -190,10 +195,10 @@ def run_to_end(
         folder: the working directory.
         variables: environment variables that are added to those of this process.
         log: the file to which the output of ``command`` is appended.
-        limit_s: seconds after which it is killed.
+        limit_s: the number of seconds after which the program is killed.
 
     Raises:
-        CannotTryError: it ran longer than ``limit_s``.
+        CannotTryError: the program ran longer than ``limit_s``.
     """
     with open(log, "ab") as output:
         process = subprocess.Popen(
@@ -205,7 +210,7 @@ def run_to_end(
         except subprocess.TimeoutExpired:
             raise CannotTryError(f"The program did not end within {limit_s:g} s. {last_lines(log)}") from None
         finally:
-            # each rank must be killed by its process number, because torchrun starts each rank in a session of its own
+            # each rank must be killed by its process number, because torchrun starts each rank in its own session
             with suppress(psutil.NoSuchProcess):
                 for each in psutil.Process(process.pid).children(recursive=True):
                     each.kill()
@@ -215,15 +220,15 @@ def run_to_end(
 
 
 def last_lines(log: Path) -> str:
-    """Return the last lines of a program's output, introduced by a few words."""
+    """Return a text with the last lines of a program's output."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:]
     return "Its last output:\n" + "\n".join(f"  {line}" for line in lines) if lines else "It printed nothing."
 
 
 @contextmanager
 def signals_as_interrupts() -> Iterator[None]:
-    """Context in which SIGTERM and SIGHUP raise KeyboardInterrupt as Ctrl-C does; a signal that already has a handler
-    is left alone.
+    """Context in which SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does. A signal that already has a handler
+    is not changed.
     """
     stops = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is signal.SIG_DFL]
     try:
@@ -239,7 +244,7 @@ def undisturbed(program: Program, folder: Path, limit_s: float) -> Run:
     """Run the program once.
 
     Raises:
-        CannotTryError: it failed, made no optimizer step, or took longer than ``limit_s``.
+        CannotTryError: the program failed, made no optimizer step, or ran longer than ``limit_s``.
     """
     run = Run(program, folder)
     code = run.start(limit_s)
@@ -257,8 +262,8 @@ def undisturbed(program: Program, folder: Path, limit_s: float) -> Run:
 
 
 def kills_for(run: Run, count: int, seed: int) -> list[tuple[int, float]]:
-    """Draw ``count`` kills. Divide the run into ``count`` parts; for each part, return one of its steps at random, and
-    random seconds to wait there before the kill.
+    """Draw ``count`` kills. Divide the run into ``count`` parts. For each part, return a random step of the part, and a
+    random number of seconds to wait in this step before the kill.
     """
     steps = run.starts(run.ranks()[0])[0].steps
     count = min(count, len(steps) - 1)
@@ -273,10 +278,11 @@ def kills_for(run: Run, count: int, seed: int) -> list[tuple[int, float]]:
 
 
 def copy_of(source: Path, target: Path, links: Sequence[str] = (), leave_out: Path | None = None) -> None:
-    """Copy a working directory, without caches, virtual environments and earlier records; ``links`` are linked.
+    """Copy a working directory, without caches, virtual environments and earlier records. ``links`` are linked instead
+    of copied.
 
     Raises:
-        CannotTryError: it is larger than two gigabytes, or cannot be read.
+        CannotTryError: the directory is larger than two gigabytes, or cannot be read.
     """
     total = 0
 
@@ -316,5 +322,5 @@ def files_in(folder: Path) -> list[Path]:
 
 
 def _is_no_file(path: Path) -> bool:
-    """Whether the path is a pipe, a socket or a device, none of which can be copied."""
+    """Whether the path is a pipe, a socket or a device. These cannot be copied."""
     return not path.is_symlink() and path.exists() and not path.is_dir() and not path.is_file()

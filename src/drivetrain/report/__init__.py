@@ -1,1 +1,1 @@
-"""The record ``run.json`` of a run, and the command ``drivetrain report``, which shows a run as one HTML page."""
+"""The record ``run.json`` of a run, and the command ``drivetrain report``. The command shows a run as one HTML page."""

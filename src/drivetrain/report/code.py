@@ -1,4 +1,4 @@
-"""The version of the program's code: its git commit, and the changes that are not committed."""
+"""The version of the program's code: the git commit, and the uncommitted changes."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ import time
 from typing import Any
 
 DIFF_LIMIT = 100_000
-"""The longest diff that is stored, in bytes."""
+"""The largest number of bytes of a diff that is stored."""
 
-_PIECE = 1 << 16  # bytes of the output that are read at a time
+_PIECE = 1 << 16  # the number of bytes of the output that are read at once
 _TIMEOUT_S = 2.0
-_FRESH_S = 60  # for so many seconds git is not asked again, because a program may fit many models
+_FRESH_S = 60  # an answer of git is used for this many seconds, because a program may fit many models
 
-# With these options git takes no locks, and starts no program that a repository's configuration names.
+# With these options, git takes no locks, and does not start programs from a repository's configuration.
 _GIT = ("--no-optional-locks", "-c", "core.fsmonitor=false", "-c", "core.quotepath=false")
 _STATUS = ("status", "--porcelain=v2", "--branch", "--untracked-files=no", "--ignore-submodules=dirty")
 _DIFF = ("diff", "HEAD", "--no-ext-diff", "--no-textconv", "--no-color", "--ignore-submodules=dirty")
 
 
 def version_of() -> tuple[dict[str, Any], str]:
-    """Return the version of the running program's code, and the diff of tracked files to its commit.
+    """Return the version of the running program's code, and the diff between the commit and the tracked files.
 
     The version has "folder". If this folder is in a git repository, the version also has "commit", "branch", "dirty"
-    and, as "diff", the digest of the diff. "note" says what is missing, and why. The repository is that of the
-    program's folder, or of the working folder if the program is a module or was installed.
+    and, as "diff", the digest of the diff. The entry "note" names missing entries, with the reason. The folder is that
+    of the program, or the working folder if the program is a module or was installed.
     """
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     installed = main is None or os.path.abspath(main).startswith((sys.prefix, sys.base_prefix))
@@ -68,8 +68,7 @@ def _version(folder: str, minute: int) -> tuple[dict[str, Any], str]:
 def _without_filters(git: str, folder: str) -> dict[str, str]:
     """Return environment variables that switch off git's clean filters, such as those of Git LFS and nbstripout.
 
-    Without filters, if a file's time or size has changed, git compares the unfiltered file with the filtered content of
-    the commit.
+    Without filters, git compares a file whose time or size has changed with the filtered content of the commit.
     """
     listed = _run(git, folder, {}, "config", "--list", "--null", "--name-only")[0].decode(errors="replace")
     ends = (".clean", ".process", ".required")
@@ -83,7 +82,7 @@ def _without_filters(git: str, folder: str) -> dict[str, str]:
 
 
 def _run(git: str, folder: str, variables: dict[str, str], *words: str) -> tuple[bytes, int, str]:
-    """Run a git command, with messages in English, and read the command's output in pieces.
+    """Run a git command, and read the command's output in pieces. git's messages are in English.
 
     Returns:
         The first :data:`DIFF_LIMIT` bytes of the output, and the length and the digest of the whole output.

@@ -1,4 +1,4 @@
-"""The command ``drivetrain report``: one HTML page on a run, or on what differs between two."""
+"""The command ``drivetrain report``: one HTML page about a run, or about the differences between two runs."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ SCHEMA = 1
 """The version of the layout of ``--json``."""
 
 FINE, SLOWER = 0, 1
-"""The exit codes; SLOWER: a run is slower than --max-slower allows. A third exit code is 2: wrong usage, or nothing to
-read."""
+"""The exit codes. SLOWER means that a run is slower than --max-slower allows. Exit code 2 means wrong usage, or nothing
+to read.
+"""
 
 
 def parser(prog: str) -> argparse.ArgumentParser:
@@ -44,7 +45,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str], prog: str = "drivetrain report") -> int:
-    """Write the report, and print the report's path; return the exit code."""
+    """Write the report, print the path of the report, and return the exit code."""
     made = parser(prog)
     given = made.parse_args(arguments)
     if len(given.run) > 2:
@@ -98,7 +99,7 @@ def _write(runs: list[Run], output: str | None, as_json: bool) -> None:
 
 
 def _as_json(runs: list[Run]) -> str:
-    """Return the reports as JSON, which has no NaN and no infinity."""
+    """Return the reports as JSON. The JSON contains no NaN and no infinity."""
     found = [
         {**asdict(run), "headline": headline(run), "seconds_per_step": run.step_s, "values": summary(run)}
         for run in runs

@@ -1,4 +1,4 @@
-"""What differs between two runs: settings, code, speed and curves."""
+"""The differences between two runs: settings, code, speed and curves."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 from drivetrain.report.reading import Run
 
-_LINES = 2000  # the most lines of hyperparameters that are compared
+_LINES = 2000  # the largest number of lines of hyperparameters that are compared
 
 
 def facts(run: Run) -> dict[str, dict[str, str]]:
-    """Return what run.json says about the start of a run's newest fit: texts by section and name."""
+    """Return the entries of run.json about the start of a run's newest fit, as texts by section and name."""
     last = run.last
     plan = {str(row.get("what")): row.get("choice") for row in rows(last.get("plan"))}
     code = {name: value for name, value in mapping(last.get("code")).items() if name != "folder"}
@@ -29,7 +29,9 @@ def facts(run: Run) -> dict[str, dict[str, str]]:
 
 
 def differences(one: Run, other: Run) -> dict[str, Any]:
-    """Return the differences of two runs: by section and name, both values; "" for a value that a run does not have."""
+    """Return the differences between two runs. For each section and name with a difference, the result has both values,
+    or "" for a missing value.
+    """
     first, second = facts(one), facts(other)
     found: dict[str, Any] = {}
     for title in first:
@@ -45,14 +47,16 @@ def differences(one: Run, other: Run) -> dict[str, Any]:
 
 
 def slower(one: Run, other: Run) -> float | None:
-    """Return how much longer a step of ``other`` takes than a step of ``one``, as a share of the latter; ``None`` if a
-    time is unknown.
+    """Return the additional time of a step of ``other``, as a share of the time of a step of ``one``. Return ``None``
+    if a time is unknown.
     """
     return other.step_s / one.step_s - 1 if one.step_s and other.step_s else None
 
 
 def summary(run: Run) -> dict[str, dict[str, float]]:
-    """Return the last, the lowest and the highest value of each curve, and their steps."""
+    """Return the last, the lowest and the highest value of each curve, and the steps of the lowest and the highest
+    value.
+    """
     found = {}
     for name, points in run.curves.items():
         known = [(x, y) for x, y in points if y == y]
@@ -65,10 +69,10 @@ def summary(run: Run) -> dict[str, dict[str, float]]:
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
-    """Return ``value`` if it is a mapping, otherwise an empty one, because a user may have edited the record."""
+    """Return ``value`` if it is a mapping, otherwise an empty mapping. A user may have edited the record."""
     return value if isinstance(value, Mapping) else {}
 
 
 def rows(value: Any) -> list[Mapping[str, Any]]:
-    """Return the mappings in the list ``value``; none if ``value`` is no list."""
+    """Return the mappings in ``value``. If ``value`` is no list, return an empty list."""
     return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []

@@ -1,5 +1,5 @@
-"""Curves as SVG pictures inside HTML. Curves with many points are thinned so that extremes stay, and metrics of one
-kind share a chart.
+"""Curves as SVG pictures inside HTML. Curves with many points are thinned, but extreme values stay. Metrics of one kind
+share a chart.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from drivetrain.report.reading import Points
 COLORS = 6
 """The number of colours for curves in the page's style sheet: ``--c0`` and so on."""
 
-_WIDTH, _HEIGHT = 1000, 300  # size of the drawing; the page stretches it to the available space
+_WIDTH, _HEIGHT = 1000, 300  # the size of the drawing; the page stretches the drawing to the available space
 _LOG_FROM = 100.0  # the axis is logarithmic if the largest value is at least this many times the smallest
 _KIND = re.compile(
     r"(?:^|(?<=[_/.-]))(?:train(?:ing)?|val(?:id(?:ation)?)?|test)(?=[_/.-])[_/.-]|[_/.-](?:step|epoch)$"
@@ -28,7 +28,7 @@ class Curve:
     """One line of a chart.
 
     Attributes:
-        label: its name.
+        label: the name of the line.
         points: steps and values, in the order of the steps.
         color: a number below :data:`COLORS`.
     """
@@ -39,13 +39,13 @@ class Curve:
 
 
 def kind_of(name: str) -> str:
-    """Return what a metric measures: "loss" for "train_loss_epoch" and "val/loss"."""
+    """Return the kind of a metric, such as "loss" for "train_loss_epoch" and "val/loss"."""
     return _KIND.sub("", _KIND.sub("", name)) or name
 
 
 def thin(points: Points, most: int) -> Points:
-    """Return about ``most`` of the points: divide the curve into stretches, and keep the lowest and the highest point
-    of each and both ends of the curve.
+    """Return about ``most`` of the points. The curve is divided into stretches. Both ends of the curve stay, and the
+    lowest and the highest point of each stretch.
     """
     if len(points) <= most:
         return points
@@ -66,7 +66,7 @@ def chart(title: str, curves: Sequence[Curve], resumed_at: Iterable[float], most
     """Return a chart as HTML: its title, a legend, the axes and the curves.
 
     Args:
-        title: what the values are.
+        title: the name of the values.
         curves: the lines.
         resumed_at: the steps with a dashed vertical line.
         most: the number of points of each curve.
@@ -103,7 +103,7 @@ def chart(title: str, curves: Sequence[Curve], resumed_at: Iterable[float], most
         labels.append(f'<span style="top:{share:.1%}">{tick:.4g}</span>')
     for x in {x for x in resumed_at if left < x < right}:
         parts.append(f'<path class=resumed d="M{place(x, low).split(",")[0]} 0V{_HEIGHT}"/>')
-    # curves with few points are drawn last, so that they lie on top
+    # curves with few points are drawn last, on top of other curves
     for curve in sorted(curves, key=lambda each: -len(each.points)):
         for line in _unbroken(thin(curve.points, most)):
             path = " ".join(place(x, y) for x, y in line)
@@ -119,12 +119,12 @@ def chart(title: str, curves: Sequence[Curve], resumed_at: Iterable[float], most
 
 
 def text(value: object) -> str:
-    """Return ``value`` as text inside HTML, also inside an attribute."""
+    """Return ``value`` as text that can be inserted into HTML or into an attribute."""
     return html.escape(files.encodable(str(value)))
 
 
 def drawn(value: float) -> bool:
-    """Return whether a chart can show this value; NaN and infinite values are left out."""
+    """Return whether a chart can show this value. NaN and infinite values are left out."""
     return abs(value) < 1e300  # False for NaN
 
 

@@ -1,5 +1,5 @@
-"""A report as one HTML page for light and dark screens and for phones, without scripts and without files from
-elsewhere.
+"""A report as one HTML page, for light and dark screens and for phones. The page has no scripts and loads no other
+files.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def page(run: Run) -> str:
 
 
 def comparison(one: Run, other: Run) -> str:
-    """Return the report of what differs between two runs."""
+    """Return the report of the differences between two runs."""
     heads = "".join(
         f"<div><h3>{letter}: {text(_name(run))}</h3><p class=sub>{text(run.folder)}</p>{sections.verdict(run)}"
         f"{sections.phases(run)}</div>"

@@ -1,4 +1,6 @@
-"""Read a run's folder: its record, its logged values, its hyperparameters and its ledger."""
+"""Read a run's folder: the record, logged values, hyperparameters, and the ledger (the file in which GoodputMonitor
+records times).
+"""
 
 from __future__ import annotations
 
@@ -23,28 +25,28 @@ Points = list[tuple[float, float]]
 
 _EVENTS = "events.out.tfevents"
 _TABLE, _HPARAMS = "metrics.csv", "hparams.yaml"
-_DEEPEST = 6  # how many levels of folders below the given folder are searched
-_HIGHEST = 3  # how many levels of folders above a checkpoint are searched for the run's record
+_DEEPEST = 6  # the number of levels of folders below the given folder that are searched
+_HIGHEST = 3  # the number of levels of folders above a checkpoint that are searched for a record
 
 
 class NothingToRead(Exception):
-    """There is no run at a path; the message says what to pass instead."""
+    """There is no run at a path. The message names a cure."""
 
 
 @dataclass
 class Run:
-    """What is known about a run.
+    """The known data about a run.
 
     Attributes:
-        folder: its log folder.
-        attempts: its fits, the oldest first, as in ``run.json``; empty without that file. If this run continues earlier
-            runs, their fits come first.
-        diffs: the diffs of the code, by their digests, with which attempts refer to them.
-        curves: for each logged name its steps and values, in the order of the steps.
+        folder: the log folder of the run.
+        attempts: the fits of the run, as in ``run.json``, the oldest first; empty without ``run.json``. If the run
+            continues earlier runs, the fits of these runs come first.
+        diffs: the diffs of the code, by digest. An attempt refers to a diff by its digest.
+        curves: for each logged name, steps and values, in the order of the steps.
         source: the file of the curves.
         hparams: the text of ``hparams.yaml``.
-        goodput: where the time of all runs of the training went, from its ledger.
-        notes: what is missing in the report, and what to write so that the next run has it.
+        goodput: how all runs of the training have spent their time, from the ledger.
+        notes: texts about missing parts of the report, with advice on how the next run gets these parts.
     """
 
     folder: str
@@ -58,30 +60,32 @@ class Run:
 
     @property
     def last(self) -> dict[str, Any]:
-        """The newest attempt; empty without a record."""
+        """The newest attempt, or an empty dictionary without a record."""
         return self.attempts[-1] if self.attempts else {}
 
     @property
     def step_s(self) -> float | None:
-        """Seconds per optimizer step: the duration of all ended fits, divided by their steps."""
+        """The number of seconds per optimizer step: the duration of all ended fits, divided by the number of their
+        steps.
+        """
         ended = [each for each in self.attempts if number(each.get("seconds")) is not None]
         steps = sum((number(each.get("last_step")) or 0) - (number(each.get("first_step")) or 0) for each in ended)
         return sum(each["seconds"] for each in ended) / steps if steps > 0 else None
 
 
 def number(value: Any) -> float | None:
-    """Return ``value`` if it is a finite number."""
+    """Return ``value`` if it is a finite number, otherwise ``None``."""
     return float(value) if type(value) in (int, float) and math.isfinite(value) else None
 
 
 def find(path: str) -> tuple[str, int]:
-    """Return the folder of the run at ``path``, or of the newest run below ``path``, and the number of runs that were
-    found.
+    """Return the folder of the run at ``path``, or of the newest run below ``path``. Also return the number of runs
+    that were found.
 
-    A run without ``run.json`` counts as older than every run with one.
+    A run without ``run.json`` counts as older than every run with ``run.json``.
 
     Raises:
-        NothingToRead: there is no run.
+        NothingToRead: there is no run at or below ``path``.
     """
     if files.is_remote(path):
         raise NothingToRead(f"{path} is an address. Copy the folder of the run to this machine, and pass the copy.")
@@ -92,7 +96,7 @@ def find(path: str) -> tuple[str, int]:
         marks = [name for name in names if _is_of_run(name) and os.path.isfile(os.path.join(folder, name))]
         if marks:
             newest = max(os.path.getmtime(os.path.join(folder, name)) for name in marks)
-            # a folder may lack run.json, because predict does not write it
+            # a folder may lack run.json, because predict does not write run.json
             found[folder] = (run_file.NAME in marks, newest)
         if marks or folder[len(path) :].count(os.sep) >= _DEEPEST:
             inner.clear()  # do not search below a run's folder, because subfolders with event files belong to the run
@@ -112,12 +116,12 @@ def _is_of_run(name: str) -> bool:
 
 
 def read(folder: str, continues: bool = True) -> Run:
-    """Return what is known about the run with this log folder. If a file cannot be read, a note says why.
+    """Return the known data about the run with this log folder. If a file cannot be read, a note has the reason.
 
     Args:
         folder: the log folder.
-        continues: whether to begin with the fits and values of earlier runs, if the run resumed from a checkpoint in
-            another run's folder.
+        continues: whether to prepend the fits and values of an earlier run, if the run resumed from a checkpoint in the
+            folder of the earlier run.
     """
     run = Run(folder)
     try:
@@ -141,7 +145,7 @@ def read(folder: str, continues: bool = True) -> Run:
 
 
 def _read_earlier(run: Run) -> None:
-    """If ``run`` continues runs in other folders, prepend the fits and values of those runs."""
+    """If ``run`` continues runs in other folders, prepend the fits and values of these runs."""
     seen = {os.path.realpath(run.folder)}
     while (source := _elsewhere(run)) is not None:
         step = number(run.attempts[0].get("first_step")) or 0.0
@@ -166,17 +170,17 @@ def _read_earlier(run: Run) -> None:
 
 
 def _elsewhere(run: Run) -> str | None:
-    """Return the checkpoint from which the first fit of ``run`` resumed; ``None`` if the checkpoint is in the folder of
-    ``run``.
+    """Return the checkpoint from which the first fit of ``run`` resumed. Return ``None`` if there is no such
+    checkpoint, or if the checkpoint is in the folder of ``run``.
     """
     source = run.attempts[0].get("resumed_from") if run.attempts else None
     return source if isinstance(source, str) and (os.path.isabs(source) or files.is_remote(source)) else None
 
 
 def _folder_of(checkpoint: str, run: Run) -> str | None:
-    """Return the log folder of the run that wrote ``checkpoint``: the nearest folder above the checkpoint that has a
-    record. If none has one, take the folder beside that of ``run`` with the newest older run whose record names the
-    checkpoint.
+    """Return the log folder of the run that wrote ``checkpoint``. This is the nearest folder above the checkpoint that
+    contains a record. If no folder above contains a record, search the folders beside the folder of ``run``: return the
+    folder of the newest older run whose record names the checkpoint.
     """
     above = checkpoint
     for _ in range(_HIGHEST):
@@ -205,7 +209,7 @@ def _read_curves(run: Run) -> None:
     except ModuleNotFoundError:
         run.notes.append("The values are in TensorBoard's event files. To see them, pip install tensorboard.")
         return
-    except Exception as error:  # the package that reads a damaged file may raise anything
+    except Exception as error:  # the package may raise any exception for a damaged file
         run.notes.append(f"The values in {run.source or _TABLE} cannot be read: {error}.")
     if {y for _, y in run.curves.get("hp_metric", ())} == {-1.0}:
         del run.curves["hp_metric"]  # TensorBoardLogger's placeholder

@@ -1,8 +1,9 @@
-"""The record of a run, ``run.json`` in its log folder: written when a fit begins, and again when it ends.
+"""The record of a run, ``run.json`` in the run's log folder. The record is written when a fit begins, and again when
+the fit ends.
 
-Each fit that writes into the folder adds an attempt. Rank 0 writes the record into the folders of the loggers whose
-:attr:`~drivetrain.loggers.logger.Logger.keeps_run_record` is True. Nothing is written during a training step. The
-record has no environment variables and no command line, which may contain secrets.
+Each fit that writes into the folder adds an entry ("attempt"). Rank 0 writes the record into the folders of the loggers
+whose :attr:`~drivetrain.loggers.logger.Logger.keeps_run_record` is True. Nothing is written during a training step. The
+record contains no environment variables and no command line, because these may contain secrets.
 """
 
 from __future__ import annotations
@@ -32,11 +33,12 @@ from drivetrain.trainer.stopping import why_ended
 
 Trainer = Any  # not imported, because the Trainer's module imports this one by name
 
-_GIT_WAIT_S = 5.0  # git starts with the fit; the end of the fit waits at most so long for git
+_GIT_WAIT_S = 5.0  # git starts with the fit; the end of the fit waits at most this long for git
 
 
 def begin(trainer: Trainer, resumed_from: str | None) -> None:
-    """Begin the record of a fit that is set up; every rank may call this function. An error becomes a warning.
+    """Begin the record of a fit. Called after the set-up of the fit; every rank can call this function. An error
+    becomes a warning.
 
     Args:
         trainer: the Trainer of the fit.
@@ -50,8 +52,8 @@ def begin(trainer: Trainer, resumed_from: str | None) -> None:
 
 
 def end(trainer: Trainer, error: BaseException | None = None) -> None:
-    """Complete the record of the fit, if there is one. After an error, the process that has started the ranks does
-    this, too.
+    """Complete the record of the fit, if the fit has a record. After an error, the process that has started the ranks
+    also completes the record.
 
     Args:
         trainer: the Trainer of the fit.
@@ -68,9 +70,9 @@ def _keepers(trainer: Trainer) -> list[Any]:
 
 
 def _end_for_ranks(trainer: Trainer, error: BaseException) -> None:
-    """Write why a fit has failed; called in the process that has started the ranks. Rank 0 may not have written the
-    reason: the launcher may have ended rank 0 before, or rank 0 knows only that it lost the connection to the rank that
-    failed first.
+    """Write the reason why a fit has failed. Called in the process that has started the ranks. Rank 0 may not have
+    written the reason: the launcher may have ended rank 0 earlier, or rank 0 may only know about a lost connection to
+    the failed rank.
     """
     for folder in _folders(_keepers(trainer)):
         path = os.path.join(folder, NAME)
@@ -86,18 +88,18 @@ def _folders(loggers: list[Any]) -> list[str]:
 
 
 def _ending(error: BaseException, began: float) -> dict[str, Any]:
-    """Return the entries of an attempt that began at ``began`` and ends now with ``error``."""
+    """Return the entries for the end of an attempt. The attempt began at ``began``, and ends now with ``error``."""
     asked, now = isinstance(error, (KeyboardInterrupt, SystemExit)), time.time()
     why = f"{type(error).__name__}: {error}"[:2000].removesuffix(": ")
     return {"ended": now, "seconds": now - began, "status": "stopped" if asked else "failed", "why": why}
 
 
 class _Record:
-    """The entry ("attempt") of one fit in the record, and the files to which it is written.
+    """The entry ("attempt") of one fit in the record, and the files that contain this entry.
 
     Args:
         trainer: the Trainer of the fit.
-        loggers: the loggers in whose folders the files are.
+        loggers: the loggers. The files are in the loggers' folders.
         resumed_from: the checkpoint from which the fit resumes.
     """
 
@@ -141,7 +143,7 @@ class _Record:
         self._carefully(lambda: self._end(trainer, error))
         if self._error is not None:
             failure = self._error
-            # files.write has put a description into an OSError's strerror
+            # for an OSError, files.write has put a description into strerror
             why = getattr(failure, "strerror", None) or failure
             rank_zero_warn(
                 f"The record of this run, {NAME} in {', '.join(self._folders) or 'its log folder'}, could not be "
@@ -180,7 +182,7 @@ class _Record:
             files.write(path, json.dumps(record, indent=1).encode())
 
     def _warn_of_others(self, attempts: list[dict[str, Any]], folder: str) -> None:
-        """Warn, at most once, if another process on this machine is still writing into ``folder``."""
+        """Warn if another process on this machine is still writing into ``folder``, but warn at most once."""
         for each in attempts:
             process, host = each.get("process") or [0, 0], (each.get("environment") or {}).get("host")
             if self._told or each.get("status") != "running" or host != self._attempt["environment"]["host"]:
@@ -205,8 +207,8 @@ _OPEN: weakref.WeakKeyDictionary[Trainer, _Record] = weakref.WeakKeyDictionary()
 
 
 def _process(pid: int) -> list[int]:
-    """Return ``pid`` and the start time of that process, in clock ticks since boot (0: unknown). The start time is
-    needed because a later process may get the same number.
+    """Return ``pid``, and the start time, in clock ticks since boot, of the process with this number (0: unknown). The
+    start time is needed because a later process may get the same number.
     """
     try:
         return [pid, int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])]
@@ -215,7 +217,7 @@ def _process(pid: int) -> list[int]:
 
 
 def _settings(settings: Settings) -> dict[str, str]:
-    """Return the Trainer's arguments that differ from their default, as text."""
+    """Return, as texts, the Trainer's arguments that differ from their defaults."""
     texts = {name: text_of(getattr(settings, name)) for name in Settings.__dataclass_fields__}
     return {name: text for name, text in texts.items() if text != text_of(getattr(Settings, name))}
 
@@ -238,7 +240,9 @@ def _environment(trainer: Trainer) -> dict[str, Any]:
 
 
 def _time_spent(trainer: Any) -> dict[str, Any] | None:
-    """Return where the time of the fit went, with the verdict; ``None`` if the Trainer has not measured it."""
+    """Return how the fit has spent its time, with the verdict. Return ``None`` if the Trainer has not measured
+    times.
+    """
     spent = getattr(trainer, "time_spent", None)
     if spent is None:
         return None
@@ -248,8 +252,8 @@ def _time_spent(trainer: Any) -> dict[str, Any] | None:
 
 
 def _checkpoints(trainer: Trainer) -> list[dict[str, Any]]:
-    """Return the files of each callback that writes checkpoints, and the checkpoints that the Trainer saved because it
-    was asked to stop. Users' callbacks may lack some of these attributes.
+    """Return the files of each callback that writes checkpoints, and the checkpoints that the Trainer has saved after a
+    request to stop. A user's callback may lack some of these attributes.
     """
     at_stop = [SimpleNamespace(last_model_path=path) for path in trainer._saved_at_stop]
     return [
@@ -269,7 +273,7 @@ def _number(value: Any) -> float | None:
 
 
 def _inside(value: Any, folder: str) -> Any:
-    """Return ``value`` with each path below ``folder`` relative to it, so that the folder may be moved."""
+    """Return ``value``, in which each path below ``folder`` is relative to ``folder``. The folder can then be moved."""
     if isinstance(value, Mapping):
         return {_inside(name, folder): _inside(each, folder) for name, each in value.items()}
     if isinstance(value, list):

@@ -11,7 +11,7 @@ from drivetrain.base import files
 
 NAME = "run.json"
 SCHEMA = 1
-"""The version of the file's layout. Readers refuse a file with another version."""
+"""The version of the file's layout. A reader raises an error for a file of a different version."""
 
 
 def load(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -19,7 +19,7 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: the file is no record of a run, or has another layout.
+        ValueError: the file is no record of a run, or has a different layout.
     """
     if os.path.exists(path) and not os.path.isfile(path):  # reading a named pipe would block until a writer comes
         raise ValueError(f"{path} is not a file")
@@ -37,7 +37,7 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Return ``value`` as data that every JSON reader accepts: NaN and infinities become text."""
+    """Return ``value`` as data that every JSON reader accepts. NaN and infinities become text."""
     if isinstance(value, Mapping):
         return {str(name): plain(each) for name, each in value.items()}
     if isinstance(value, (list, tuple)):

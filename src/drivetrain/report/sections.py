@@ -12,7 +12,7 @@ from drivetrain.report.comparing import facts, mapping, rows, summary
 from drivetrain.report.curves import COLORS, Curve, chart, kind_of, text
 from drivetrain.report.reading import Run, number
 
-# numbers of points: of all curves together; the most and the least of one curve
+# numbers of points: of all curves together, and the largest and the smallest number for one curve
 _POINTS, _MOST_POINTS, _LEAST_POINTS = 16_000, 400, 12
 _ALL_CHARTS, _TABLE, _FILE = 190_000, 22_000, 55_000  # bytes of HTML, so that a page stays below 500 kB
 _VALUE, _LINE = 300, 2000  # characters of a value, and of a line of a file
@@ -22,7 +22,7 @@ TITLES = ("Settings", "Plan", "Environment", "Code")
 
 
 def duration(seconds: Any) -> str:
-    """Return seconds as text: "2 h 03 min"."""
+    """Return seconds as text, such as "2 h 03 min"."""
     value = number(seconds)
     if value is None:
         return "unknown"
@@ -35,7 +35,7 @@ def duration(seconds: Any) -> str:
 
 
 def headline(run: Run) -> str:
-    """Return in one sentence how the run ended."""
+    """Return one sentence about the end of the run."""
     last = run.last
     if not last:
         return "How this run ended is unknown"
@@ -51,7 +51,7 @@ def headline(run: Run) -> str:
 
 
 def best(run: Run) -> str:
-    """Return the best checkpoint in one sentence; "" if there is none."""
+    """Return one sentence about the best checkpoint, or "" without checkpoints."""
     for saved in rows(run.last.get("checkpoints")):
         if saved.get("best") and saved.get("monitor"):
             score = number(saved.get("score"))
@@ -63,7 +63,7 @@ def best(run: Run) -> str:
 
 
 def verdict(run: Run) -> str:
-    """Return the top of the report: how the run ended, and why it was slow."""
+    """Return the top of the report: the end of the run, and the reason why the run was slow."""
     why = mapping(mapping(run.last.get("time")).get("verdict"))
     lines = [("headline", f"{headline(run)}."), ("", best(run))]
     lines += [("slow", f"{why.get('text')} {why.get('advice')}")] if why else []
@@ -109,7 +109,7 @@ def values(run: Run) -> str:
 
 
 def phases(run: Run) -> str:
-    """Return where the time of the newest fit went, and the time of all runs of the training."""
+    """Return the section about time: how the newest fit, and all runs of the training, have spent their time."""
     spent, ledger = mapping(run.last.get("time")), mapping(run.goodput)
     parts = []
     if seconds := mapping(spent.get("seconds")):
@@ -138,7 +138,9 @@ def _bars(seconds: Mapping[str, Any]) -> str:
 
 
 def attempts(run: Run) -> str:
-    """Return the table of fits: when they began, where they resumed, and how they ended."""
+    """Return the table of fits. For each fit, the table shows when the fit began, its steps, its duration and how the
+    fit ended.
+    """
     lines = []
     for each in reversed(run.attempts):
         is_last = each is run.last
@@ -169,7 +171,9 @@ def checkpoints(run: Run) -> str:
 
 
 def described(run: Run) -> str:
-    """Return plan, settings, environment, hyperparameters, and the code's version with its diff."""
+    """Return the sections with plan, settings, environment, hyperparameters, and the version and the diff of
+    the code.
+    """
     known, last = facts(run), run.last
     plan = [(str(row.get("what")), row.get("choice"), row.get("why")) for row in rows(last.get("plan"))]
     parts = [
@@ -190,7 +194,7 @@ def described(run: Run) -> str:
 
 
 def speed(found: Mapping[str, Any]) -> str:
-    """Return a section that compares the speed of two runs; ``found`` is the entry "Speed" of :func:`differences`."""
+    """Return a section that compares the speed of two runs. ``found`` is the entry "Speed" of :func:`differences`."""
     first, second = (duration(each) for each in found["seconds_per_step"])
     if (ratio := found["slower"]) is None:
         line = "The time of a step is unknown for at least one of the runs"
@@ -201,7 +205,7 @@ def speed(found: Mapping[str, Any]) -> str:
 
 
 def compared(found: Mapping[str, Any]) -> str:
-    """Return the other differences between two runs."""
+    """Return the sections with all other differences between two runs."""
     numbers = [
         (name, *("" if each is None else f"{each['last']:.4g}" for each in pair))
         for name, pair in found["Values"].items()
@@ -223,12 +227,12 @@ def _or_default(title: str, pair: tuple[str, str]) -> list[str]:
 
 
 def section(title: str, body: str) -> str:
-    """Return a section with a heading; ``body`` is HTML. Without a body, there is no section."""
+    """Return a section with a heading and the HTML ``body``, or "" if ``body`` is empty."""
     return "" if not body else f"<section><h2>{text(title)}</h2>{body}</section>"
 
 
 def table(head: tuple[str, ...], lines: Iterable[tuple[Any, ...]]) -> str:
-    """Return a table; the first cell of a row is its heading. Without rows, there is no table."""
+    """Return a table, or "" without rows. The first cell of each row is the heading of the row."""
     names = [text(each) for each in head]
     top = f"<tr class=head>{''.join(f'<th>{name}' for name in names)}" if any(head) else ""
     body, left_out = within(_TABLE, (_row(names, line) for line in lines))
@@ -242,7 +246,7 @@ def _row(names: list[str], line: tuple[Any, ...]) -> str:
 
 
 def within(most: int, pieces: Iterable[str]) -> tuple[str, int]:
-    """Join pieces of HTML up to ``most`` bytes; return the text, and how many pieces are left out."""
+    """Join pieces of HTML up to ``most`` bytes. Return the text, and the number of pieces that are left out."""
     taken, size, left_out = list[str](), 0, 0
     for piece in pieces:
         size += len(piece.encode())
@@ -254,13 +258,15 @@ def within(most: int, pieces: Iterable[str]) -> tuple[str, int]:
 
 
 def shortened(value: Any, most: int) -> str:
-    """Return ``value`` as text of at most ``most`` characters, and how many characters are left out."""
+    """Return the first ``most`` characters of ``value`` as text. If characters are left out, the number of these
+    characters is added.
+    """
     found = str(value)
     return found if len(found) <= most else f"{found[:most]} ... ({len(found) - most} more characters)"
 
 
 def _lines(content: str, is_diff: bool = False) -> str:
-    """Return the lines of a file; the lines of a diff are coloured."""
+    """Return the lines of a file as HTML. The lines of a diff are coloured."""
     kinds = {"+": "ins", "-": "del"} if is_diff else {}
     marked = []
     for line in content.splitlines():

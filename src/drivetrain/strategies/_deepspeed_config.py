@@ -1,5 +1,5 @@
-"""Merge the user's configuration of DeepSpeed with the strategy's arguments and the run's precision, and raise an error
-if they contradict each other.
+"""Merge the user's configuration of DeepSpeed with the strategy's arguments and the run's precision; raise an error for
+contradictions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _PRECISIONS: dict[str, dict[str, Any]] = {
     "32-true": {}, "bf16-mixed": {}, "16-mixed": {}, "float8": {}, "bf16-true": {"bf16": {"enabled": True}},
     "16-true": {"fp16": {"enabled": True}},
 }  # fmt: skip
-"""The entries of DeepSpeed's configuration for each precision. Precisions that keep float32 parameters need none."""
+"""The entries of DeepSpeed's configuration for each precision. A precision with float32 parameters needs no entries."""
 
 _INSTEAD = {
     "gradient_accumulation_steps": "Write Trainer(accumulate_grad_batches=...).",
@@ -35,11 +35,12 @@ def given(
     nvme_path: str,
     options: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Merge the strategy's arguments into a configuration for DeepSpeed; ``options`` are only checked, not merged.
+    """Merge the strategy's arguments, without ``options``, into a configuration for DeepSpeed. ``options`` are only
+    checked.
 
     Raises:
-        ConfigurationError: the file cannot be read, an entry sets what the Trainer decides, or two entries contradict
-            each other.
+        ConfigurationError: the file cannot be read, an entry sets a value that the Trainer decides, or two entries
+            contradict each other.
     """
     found = read(config)
     section = {"stage": 2, **found.get("zero_optimization", {}), **(zero_optimization or {})}
@@ -61,10 +62,11 @@ def given(
 
 
 def complete(config: Mapping[str, Any], options: Mapping[str, Any], precision: str) -> dict[str, Any]:
-    """Return the configuration for DeepSpeed's engine: ``config``, ``options`` and the entries for ``precision``.
+    """Return the configuration for DeepSpeed's engine. The configuration contains ``config``, ``options`` and the
+    entries for ``precision``.
 
     Raises:
-        ConfigurationError: DeepSpeed or its device does not support this precision, or an option is unknown.
+        ConfigurationError: DeepSpeed or the device does not support this precision, or an option is unknown.
     """
     if precision not in _PRECISIONS:
         raise ConfigurationError(
@@ -104,7 +106,7 @@ def _check_type(section: str, precision: str) -> None:
 
 
 def _zero_fields(options: Mapping[str, Any]) -> set[str]:
-    """Return the field names of DeepSpeed's ``zero_optimization``; check that DeepSpeed knows all ``options``."""
+    """Check that DeepSpeed knows all ``options``. Return the field names of DeepSpeed's ``zero_optimization``."""
     from deepspeed.runtime import constants
 
     fields = set(deepspeed_zero_config.DeepSpeedZeroConfig.model_fields)
@@ -120,7 +122,7 @@ def _zero_fields(options: Mapping[str, Any]) -> set[str]:
 
 
 def read(config: str | Path | Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return DeepSpeed's configuration as a dictionary; a path is read as a JSON file."""
+    """Return DeepSpeed's configuration as a dictionary. If ``config`` is a path, read the JSON file there."""
     if config is None or isinstance(config, Mapping):
         return dict(copy.deepcopy(config or {}))
     path = Path(config)
@@ -136,7 +138,7 @@ def read(config: str | Path | Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _check_given(given: Mapping[str, Any]) -> None:
-    """Check that DeepSpeed's configuration sets nothing that the Trainer decides."""
+    """Check that no entry of DeepSpeed's configuration sets a value that the Trainer decides."""
     for name, instead in _INSTEAD.items():
         section = given.get(name)
         enabled = section.get("enabled") if isinstance(section, Mapping) else section

@@ -1,8 +1,8 @@
-"""Create for DeepSpeed's engine an optimizer of the same class as the user's optimizer, and copy options between the
-two.
+"""Create an optimizer of the user's class for DeepSpeed's engine, and copy options between this optimizer and the
+user's optimizer.
 
-DeepSpeed's ZeRO changes the optimizer that it gets: flat tensors replace the parameters in the parameter groups. The
-user's optimizer keeps the parameters of the module, and checkpoints, schedulers and callbacks use the user's optimizer.
+DeepSpeed's ZeRO changes its optimizer: flat tensors replace the parameters in the parameter groups. The user's
+optimizer keeps the module's parameters. Checkpoints, schedulers and callbacks use the user's optimizer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from drivetrain.precision.mixed import torch_scaler
 
 
 def check(optimizers: Sequence[Optimizer], has_scheduler: bool, config: Mapping[str, Any]) -> None:
-    """Check that DeepSpeed's engine supports what ``configure_optimizers`` returned.
+    """Check that DeepSpeed's engine supports the results of ``configure_optimizers``.
 
     Args:
         optimizers: the optimizers that ``configure_optimizers`` returned.
@@ -53,7 +53,7 @@ def check(optimizers: Sequence[Optimizer], has_scheduler: bool, config: Mapping[
 
 
 def trained_groups(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Return the parameter groups that DeepSpeed's engine gets: those with at least one trained parameter."""
+    """Return the parameter groups with at least one trained parameter. DeepSpeed's engine gets only these groups."""
     return [group for group in optimizer.param_groups if any(each.requires_grad for each in group["params"])]
 
 
@@ -73,8 +73,8 @@ def take_options_of(engine: Any, optimizer: Optimizer) -> None:
 
 
 def stand_in(optimizer: Optimizer) -> Optimizer:
-    """Return an optimizer of the same class for DeepSpeed's engine. The engine replaces the tensors in the parameter
-    groups of the returned optimizer.
+    """Return a new optimizer of the same class as ``optimizer``, for DeepSpeed's engine. The engine replaces the
+    tensors in the parameter groups of the returned optimizer.
     """
     groups = [
         {**group, "params": [each for each in group["params"] if each.requires_grad]}
@@ -98,11 +98,11 @@ _LEFT_TO_THE_ENGINE = ("scale", "unscale", "unscale_gradients")
 
 
 class EngineScaler:
-    """Wraps torch's gradient scaler in the interface that DeepSpeed's ZeRO optimizer expects of its ``loss_scaler``.
+    """Wraps torch's gradient scaler, so that DeepSpeed's ZeRO optimizer can use the scaler as its ``loss_scaler``.
 
     With "16-mixed" the parameters are float32, and DeepSpeed's own scaler does not scale the loss for float32
-    parameters. The wrapped scaler is that of the run's precision, so checkpoints contain its state as with any other
-    strategy.
+    parameters. The run's precision owns the wrapped scaler, so checkpoints contain the state of the scaler as with any
+    other strategy.
 
     Args:
         scaler: the gradient scaler of the run's precision.
@@ -115,7 +115,7 @@ class EngineScaler:
 
     @property
     def cur_scale(self) -> float:
-        """The factor by which the losses were multiplied."""
+        """The factor by which :meth:`scale_loss` multiplies losses."""
         return float(self._scaler.get_scale())
 
     loss_scale = cur_scale
@@ -130,7 +130,9 @@ class EngineScaler:
 
 
 def hand_over(precision: Any, zero: Any) -> None:
-    """Let the engine's optimizer use the scaler of ``precision``; the precision then neither scales nor unscales."""
+    """Let the engine's optimizer use the scaler of ``precision``. Afterwards ``precision`` neither scales losses nor
+    unscales gradients.
+    """
     if (scaler := torch_scaler(precision)) is None:
         return
     zero.loss_scaler, zero.dynamic_loss_scale = EngineScaler(scaler), True

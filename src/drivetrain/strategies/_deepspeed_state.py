@@ -2,8 +2,8 @@
 checkpoint again.
 
 ZeRO keeps float32 master weights and optimizer states as flat shards, one per rank and parameter group. A checkpoint
-instead contains complete tensors, with the names that they have without DeepSpeed, so that any strategy can load the
-checkpoint on any number of processes.
+instead contains complete tensors under their names without DeepSpeed. Any strategy can therefore load the checkpoint on
+any number of processes.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from drivetrain.errors import CheckpointError
 
 
 def is_partitioned(parameter: Tensor) -> bool:
-    """Whether each rank has only a shard of this parameter, because ZeRO-3 has partitioned it."""
+    """Whether ZeRO-3 has partitioned this parameter. Each rank then has only a shard of the parameter."""
     return hasattr(parameter, "ds_id")
 
 
 def whole_weights(module: nn.Module, keep: bool, trained: bool) -> dict[str, Any]:
-    """Return the module's state with complete weights in host memory. A weight is copied from ZeRO's float32 master
-    weight if there is one.
+    """Return the module's state with complete weights in host memory. If ZeRO has a float32 master weight for a
+    parameter, the master weight is returned.
 
     Every rank must call this function.
 
     Args:
         module: the user's module.
         keep: whether this rank needs the result; if not, the result is empty.
-        trained: whether an engine trains the module; only then are there float32 master weights.
+        trained: whether an engine trains the module. Without an engine there are no float32 master weights.
     """
     state: dict[str, Any] = dict(module.state_dict()) if keep else {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
@@ -56,7 +56,9 @@ def parameter_shape(parameter: Tensor) -> torch.Size:
 
 
 def put_together(module: nn.Module) -> None:
-    """Gather into host memory each parameter that ZeRO-3 has partitioned, and remove ZeRO's attributes from it."""
+    """Gather into host memory each parameter that ZeRO-3 has partitioned, and remove ZeRO's attributes from the
+    parameter.
+    """
     for parameter in filter(is_partitioned, module.parameters()):
         with deepspeed_zero.GatheredParameters([parameter]):
             whole = parameter.detach().to(HOST, copy=True)
@@ -71,7 +73,7 @@ def load_partitioned_weights(module: nn.Module, state_dict: Mapping[str, Any], s
     """Load complete weights into a module that ZeRO-3 has partitioned. Every rank must call this function.
 
     Raises:
-        RuntimeError: a shape differs, or, with ``strict``, a name is missing or unknown.
+        RuntimeError: a shape differs; or ``strict`` is true, and a name is missing or unknown.
     """
     state = dict(own_names(module, state_dict))
     known = module.state_dict().keys()
@@ -92,7 +94,8 @@ def load_partitioned_weights(module: nn.Module, state_dict: Mapping[str, Any], s
 
 
 def whole_optimizer_state(engine: Any, optimizer: Optimizer, keep: bool) -> dict[str, Any]:
-    """Return ``optimizer.state_dict()`` as it would be with one process. Every rank must call this function.
+    """Return the result that ``optimizer.state_dict()`` would have with one process. Every rank must call this
+    function.
 
     Args:
         engine: the engine that trains.
@@ -118,8 +121,8 @@ def whole_optimizer_state(engine: Any, optimizer: Optimizer, keep: bool) -> dict
 
 
 def load_optimizer_state(engine: Any, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
-    """Load the result of :func:`whole_optimizer_state` from a job with any number of ranks. Every rank must call this
-    function.
+    """Load a result of :func:`whole_optimizer_state`. The job that saved the result may have had a different number of
+    ranks. Every rank must call this function.
 
     Raises:
         WrongForm: a tensor and its parameter have different shapes.
@@ -156,10 +159,10 @@ def load_optimizer_state(engine: Any, optimizer: Optimizer, saved: Mapping[str, 
 
 
 def _link_states(engine: Any) -> None:
-    """Link each parameter to its optimizer states, as ZeRO-1 and ZeRO-2 need.
+    """Link each parameter to its optimizer states; ZeRO-1 and ZeRO-2 need these links.
 
-    ZeRO itself creates the links only once, after the first step of the first parameter group. The other groups have no
-    states at that time, so their links would be missing.
+    ZeRO itself creates the links only once, after the first step of the first parameter group. At that time the
+    parameters of all other groups have no states, so ZeRO does not link these parameters.
     """
     zero = engine.optimizer
     if hasattr(zero, "_lazy_init_hp_params_optimizer_state") and engine.basic_optimizer.state:
@@ -168,7 +171,7 @@ def _link_states(engine: Any) -> None:
 
 
 def load_master_weights(module: nn.Module, state_dict: Mapping[str, Any]) -> None:
-    """Load ZeRO's float32 master weights from a checkpoint; the 16-bit parameters are only rounded copies of the master
+    """Load ZeRO's float32 master weights from a checkpoint. The 16-bit parameters are only rounded copies of these
     weights.
     """
     state = own_names(module, state_dict)
@@ -178,8 +181,8 @@ def load_master_weights(module: nn.Module, state_dict: Mapping[str, Any]) -> Non
 
 
 def _set_whole(parameter: Any, value: Tensor, key: str | None = None) -> None:
-    """Set the float32 master weights of ``parameter``, or its optimizer state ``key``, to the complete tensor
-    ``value``. The ranks do not communicate.
+    """Set the float32 master weights of ``parameter`` to the complete tensor ``value``. With ``key``, set instead the
+    optimizer state of this name. The ranks do not communicate.
     """
     value = value.to(device=parameter.device, dtype=torch.float32)
     set_weights, set_state = ds_utils.safe_set_full_fp32_param, ds_utils.safe_set_full_optimizer_state
@@ -235,7 +238,7 @@ def _latest(folder: Path) -> str | None:
 
 
 def _files_of_pieces(folder: Path, tag: str | None) -> list[Path]:
-    """Return the files with the optimizer states, one for each process that wrote the folder."""
+    """Return the files with the optimizer states. Each process that wrote the folder has written one of the files."""
     return [] if tag is None else list((folder / tag).glob("*zero_pp_rank_*_optim_states.pt"))
 
 
@@ -245,7 +248,7 @@ def weights_in(folder: Path, resumes: bool, weights_only: bool | None) -> dict[s
     Args:
         folder: a folder that DeepSpeed has written.
         resumes: whether training is to resume from the folder.
-        weights_only: False allows the folder's files to be unpickled.
+        weights_only: False allows unpickling of the folder's files.
 
     Raises:
         CheckpointError: unpickling is not allowed, or training is to resume from the folder.
@@ -266,18 +269,18 @@ def weights_in(folder: Path, resumes: bool, weights_only: bool | None) -> dict[s
 
 
 def load_folder(engine: Any, folder: Path, tag: str | None, world_size: int, **options: Any) -> dict[str, Any]:
-    """Load a folder of DeepSpeed's own format into the engine; return the ``client_state`` that was saved with it.
-    Every rank must call this function.
+    """Load a folder of DeepSpeed's own format into the engine. Return the ``client_state`` in the folder. Every rank
+    must call this function.
 
     Args:
         engine: DeepSpeed's engine.
         folder: a folder that an engine's ``save_checkpoint`` has written.
-        tag: the subfolder; ``None``: the latest.
+        tag: the name of the subfolder; ``None``: the subfolder that was written last.
         world_size: the number of processes.
         options: further arguments of the engine's ``load_checkpoint``.
 
     Raises:
-        CheckpointError: the folder has no such checkpoint, or a different number of processes has written it.
+        CheckpointError: the folder has no such checkpoint, or a different number of processes has written the folder.
     """
     tag = _latest(folder) if tag is None else tag
     pieces = _files_of_pieces(folder, tag)

@@ -1,4 +1,6 @@
-"""The base class of the strategies for XLA devices: it handles torch_xla's deferred execution and seeds the devices."""
+"""The base class of the strategies for XLA devices. The class handles torch_xla's deferred execution, and seeds the
+devices.
+"""
 
 from __future__ import annotations
 
@@ -23,22 +25,23 @@ from drivetrain.precision.precision import Precision
 from drivetrain.strategies.familiar import then
 from drivetrain.strategies.strategy import Strategy
 
-_NO_QUEUE = "device_ready_queues_"  # a part of the error for a device that torch's autograd engine does not know
+_NO_QUEUE = "device_ready_queues_"  # a part of torch's error if the autograd engine does not know a device
 DEBUG = "PT_XLA_DEBUG"  # this environment variable lets torch_xla report compilations and reads of values
 
 
 class XLAExecution(Strategy):
     """Base of the strategies for XLA devices.
 
-    torch_xla records operations and executes them at a ``sync``. These strategies call ``sync`` after each optimizer
-    step, after each batch whose gradients are accumulated, and after each batch of an evaluation. An optimizer step
-    therefore forms one graph with the forward and backward pass before the step, and torch_xla compiles this graph once
-    per shape of batch.
+    torch_xla records operations, and executes the recorded operations at a ``sync``. These strategies call ``sync``
+    after each optimizer step, after each batch whose gradients are accumulated, and after each batch of an evaluation.
+    An optimizer step therefore forms one graph with the forward and backward pass before the step, and torch_xla
+    compiles this graph once per shape of batch.
 
     At the start of a run, the strategy seeds the device's random generator from the state of torch's generator.
 
     Attributes:
-        debug: whether torch_xla reports during this run why it compiles and where values are read.
+        debug: whether torch_xla reports, during this run, the reasons for compilations and the places where values are
+            read.
     """
 
     facts = Strategy.facts.but(
@@ -70,7 +73,7 @@ class XLAExecution(Strategy):
         os.environ.pop(DEBUG, None)
 
     def explain(self, error: BaseException) -> Exception | None:
-        """Explain torch's error that its autograd engine has no thread for XLA devices."""
+        """Explain an error of torch: the autograd engine has no thread for XLA devices."""
         if isinstance(error, RuntimeError) and _NO_QUEUE in str(error):
             return ConfigurationError(
                 "torch cannot compute gradients on XLA devices in this process, because it computed some on another "
@@ -99,20 +102,20 @@ class XLAExecution(Strategy):
 
 
 def _seed() -> int:
-    """Return a number derived from the state of torch's generator, without drawing from the generator."""
+    """Return a number that is computed from the state of torch's generator. The state does not change."""
     state = bytes(torch.get_rng_state().tolist())
     return int.from_bytes(hashlib.blake2b(state, digest_size=7).digest(), "little")
 
 
 def run_recorded() -> None:
     """Let the device execute the recorded operations, without waiting for the results."""
-    torch_xla.sync(reset_scope=False)  # reset_scope=True would end a profiler scope of the caller
+    torch_xla.sync(reset_scope=False)  # reset_scope=True would also end a profiler scope that the caller has opened
 
 
 def checked(
     cls: type, unknown: Mapping[str, Any], checkpoint_io: CheckpointIO | None, precision: Precision | None
 ) -> CheckpointIO:
-    """Check the arguments of a strategy for XLA devices; return its checkpoint store.
+    """Check the arguments of a strategy for XLA devices. Return the strategy's checkpoint store.
 
     Args:
         cls: the strategy's class.
@@ -120,7 +123,8 @@ def checked(
         checkpoint_io, precision: the constructor's arguments ``checkpoint_io`` and ``precision_plugin``.
 
     Raises:
-        UnknownArgumentError: there are unknown arguments; the message names the first and a similar known one.
+        UnknownArgumentError: there are unknown arguments. The message names the first unknown argument and a similar
+            known argument.
         ModuleNotFoundError: torch_xla is not installed.
         TypeError: ``checkpoint_io`` is not a CheckpointIO, or ``precision_plugin`` is not a Precision.
     """
@@ -142,5 +146,5 @@ def checked(
 
 
 def device_meant(device: torch.device | str | int) -> torch.device:
-    """Return the XLA device for a constructor's argument; a number is an index among this machine's devices."""
+    """Return the XLA device for a constructor's argument. A number is the index of a device of this machine."""
     return torch.device("xla", device) if isinstance(device, int) else torch.device(device)

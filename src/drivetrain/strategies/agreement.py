@@ -1,5 +1,5 @@
-"""Check that all ranks of a job have the same arguments and the same model. The ranks exchange digests, and complete
-values only if the digests differ.
+"""Check that all ranks of a job have the same arguments and the same model. The ranks first exchange digests. If the
+digests differ, the ranks exchange the complete values.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from drivetrain.strategies.group import Group, TorchGroup
 from drivetrain.strategies.peers import COMPARISON, owners_of, peers_of, some
 from drivetrain.strategies.strategy import Strategy
 
-_MOST = 8  # number of differences that a message shows
+_MOST = 8  # the number of differences that a message shows
 _MISSING = "none"
 METHOD = "the method called"  # the key in ``Facts.job`` whose value is the name of the called method, such as fit
 _CALL = COMPARISON
@@ -33,13 +33,13 @@ _OWN_VALUES = (bool, int, float, str, type(None))
 
 @dataclass
 class Facts:
-    """What one rank compares with the other ranks: texts about its arguments and its model, by name.
+    """Texts about the arguments and the model of one rank. The ranks compare these texts.
 
     Attributes:
         job: texts that must be equal on all ranks.
         model: texts that must be equal on all ranks that have the same part of the model.
-        seed: the seed of ``seed_everything``; it may differ between ranks.
-        loggers: the loggers; they may differ between ranks.
+        seed: the seed of ``seed_everything``; different ranks may have different seeds.
+        loggers: the loggers; different ranks may have different loggers.
         changes: whether this rank's model may still change before training. If the model of any rank may still change,
             models are not compared.
     """
@@ -56,7 +56,7 @@ class Agreement:
     """The result of the exchange, equal on all ranks.
 
     Attributes:
-        changes: whether the model of at least one rank may still change, so that the models were not compared.
+        changes: whether the model of at least one rank may still change. If so, the models were not compared.
         loggers: whether all ranks have the same loggers.
     """
 
@@ -67,9 +67,9 @@ class Agreement:
 def compare(world: Group, data: Group, facts: Facts) -> Agreement:
     """Compare the arguments and models of the ranks. Every rank must call this function.
 
-    Each rank sends one text of fixed size with digests. Only if digests differ do the ranks exchange the values.
-    Different seeds cause a warning, not an error, because rank 0 decides the parameters and the order of the data in
-    any case, and different seeds are a common way to augment samples differently on each rank.
+    Each rank sends one text of fixed size with digests. If digests differ, the ranks exchange the values. Different
+    seeds cause only a warning. Rank 0 always decides the parameters and the order of the data. Users often set
+    different seeds, so that each rank augments samples differently.
 
     Args:
         world: all ranks.
@@ -77,18 +77,19 @@ def compare(world: Group, data: Group, facts: Facts) -> Agreement:
         facts: the facts of this rank.
 
     Raises:
-        ConfigurationError: on all ranks, if arguments or models differ; the message shows each rank's value.
+        ConfigurationError: arguments or models differ between ranks. Every rank raises this error, and the message
+            shows each rank's value.
     """
     if world.size == 1:
         return Agreement(facts.changes)
     own = [
-        facts.job.get(METHOD, "compare_models").replace(" ", "_"),  # messages show a text up to its first space
+        facts.job.get(METHOD, "compare_models").replace(" ", "_"),  # messages cut a text at the first space
         _digest(facts.job), str(data.ranks[0]), _digest(facts.model), _digest({"seed": facts.seed})[:8],
         _digest({"loggers": facts.loggers})[:8], str(int(facts.changes)),
     ]  # fmt: skip
     rows = [text.split() for text in _gathered(world, " ".join(own))]
     _, jobs, parts, models, seeds, loggers, changes = zip(*rows, strict=True)
-    final = "1" not in changes  # models that may still change are compared later
+    final = "1" not in changes  # if a model may still change, the models are compared later
     same = len(set(jobs)) == 1 and not (final and len(set(zip(parts, models, strict=True))) > len(set(parts)))
     if not same or len(set(seeds)) > 1:
         everyones: list[Facts] = world.gather_objects(facts)
@@ -104,7 +105,9 @@ def compare(world: Group, data: Group, facts: Facts) -> Agreement:
 
 
 def _digest(texts: Mapping[str, str]) -> str:
-    """Return a digest of ``texts``. Their order matters, because DDP matches parameters by order."""
+    """Return a digest of ``texts``. The digest depends on the order of the texts, because DDP matches parameters by
+    order.
+    """
     return hashlib.sha256(repr(list(texts.items())).encode()).hexdigest()[:16]
 
 
@@ -115,7 +118,7 @@ def _gathered(world: Group, text: str) -> list[str]:
     assert peers is not None  # the world has several ranks
     rows, _ = peers.meet(text)
     if any(row.call != _CALL for row in rows):
-        peers.check(rows)  # raises, because some ranks call another operation
+        peers.check(rows)  # always raises: some ranks call a different operation
     return [row.text.removeprefix(f"{_CALL}(").removesuffix(")") for row in rows]
 
 
@@ -147,7 +150,9 @@ def _differences(each: Sequence[Mapping[str, str]], ranks: Sequence[int]) -> lis
 
 
 def _each(texts: Sequence[str], ranks: Sequence[int]) -> str:
-    """Return each different text once, with its ranks: "rank 0 has 1.0, ranks 1, 2 have None"."""
+    """Return each different text once, with the ranks that have the text, such as "rank 0 has 1.0, ranks 1, 2 have
+    None".
+    """
     return ", ".join(
         f"rank {whose[0]} has {text}" if len(whose) == 1 else f"ranks {some(whose)} have {text}"
         for text, whose in owners_of(texts, ranks).items()
@@ -162,7 +167,7 @@ def _cut(text: str) -> str:
 
 
 def of_program(strategy: Strategy) -> dict[str, str]:
-    """Return the versions and the options that affect any run with ``strategy``."""
+    """Return the versions of packages, and the options that affect every run with ``strategy``."""
     return {
         "the version of Python": ".".join(platform.python_version_tuple()[:2]),
         "the version of torch": str(torch.__version__),
@@ -176,7 +181,9 @@ def of_program(strategy: Strategy) -> dict[str, str]:
 
 
 def of_module(module: nn.Module) -> dict[str, str]:
-    """Return the model's class, and dtype and shape of each parameter and buffer that DDP does not ignore."""
+    """Return the model's class, and the dtype and shape of each parameter and buffer. Parameters and buffers that DDP
+    ignores are left out.
+    """
     ignored = names_ignored_by_ddp(module)
     texts = {"the class of the model": f"{type(module).__module__}.{type(module).__qualname__}"}
     for name, tensor in module.named_parameters():
@@ -189,7 +196,7 @@ def of_module(module: nn.Module) -> dict[str, str]:
 
 def of_optimizers(optimizers: Sequence[Optimizer], schedulers: Sequence[Any] = ()) -> dict[str, str]:
     """Return the classes and options of optimizers and schedulers. The parameters are left out, because an optimizer
-    may divide them among the ranks.
+    may divide its parameters among the ranks.
     """
     texts = {"the number of optimizers": str(len(optimizers)), "the number of schedulers": str(len(schedulers))}
     for index, optimizer in enumerate(optimizers):
@@ -212,8 +219,8 @@ def seed() -> str:
 
 
 def text_of(value: Any) -> str:
-    """Return a text for an option that can be compared between ranks: the value if it is plain, the name of a function
-    or class, and only the class of any other object.
+    """Return a text for ``value`` that can be compared between ranks. The text is the value itself for a plain value,
+    the name for a function or class, and only the class for any other object.
     """
     if isinstance(value, _OWN_VALUES):
         return repr(value)

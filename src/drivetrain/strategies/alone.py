@@ -1,4 +1,4 @@
-"""Save without communication when a fit ends with an exception, because another rank may be dead."""
+"""Save when a fit ends with an exception. The ranks do not communicate for this, because another rank may be dead."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ Alone = Literal["whole", "shards", ""]
 STATE_VERBS = (
     "lightning_module_state_dict", "module_state", "optimizer_state", "open_gradients", "save_checkpoint",
 )  # fmt: skip
-"""The methods that a strategy overrides if no rank has the complete state of the model."""
+"""The methods that return states. A strategy overrides at least one of these methods if no rank has the complete state.
+"""
 
 
 @contextmanager
 def alone(strategy: Strategy, what: Alone) -> Iterator[Alone]:
-    """Context in which this rank does not communicate; yields ``what``, the kind of state that this rank can save
-    alone.
+    """Context in which this rank does not communicate. The context yields ``what``, the kind of state that this rank
+    can save alone.
     """
-    hurry()  # lets background saves soon give up waiting for other ranks
+    hurry()  # a background save then waits only briefly for other ranks
     with standing_for(strategy, _groups=(LoneGroup(strategy.global_rank),) * 3):
         yield what
 
@@ -35,8 +36,8 @@ def alone(strategy: Strategy, what: Alone) -> Iterator[Alone]:
 def whole_here(strategy: Strategy, base: type = Familiar) -> Alone:
     """Return "whole" if each rank has the complete model and optimizer states, else "".
 
-    "whole" requires that the strategy overrides no state method of ``base``, and that no optimizer's state is spread
-    over the ranks.
+    For "whole", the strategy must not override a method of ``base`` that returns a state, and no optimizer's state may
+    be spread over the ranks.
     """
     if any(overrides(strategy, name, base) for name in STATE_VERBS):
         return ""

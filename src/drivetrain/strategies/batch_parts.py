@@ -1,9 +1,9 @@
 """Split a batch into parts for several devices, and join the outputs of the parts.
 
 A batch is a tree, as in :mod:`drivetrain.base.tree`. The size of a batch is the length of its first tensor along the
-first dimension. Every tensor with dimensions must have this length and is split along the first dimension. A list of
-this length with strings, numbers or other plain objects is split as well. Every part gets tensors without dimensions
-and all other plain values unchanged.
+first dimension. Every tensor with dimensions must have this length, and is split along the first dimension. A list of
+strings, numbers or other plain objects is also split if the list has this length. Every part gets all tensors without
+dimensions and all other plain values, unchanged.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from drivetrain.errors import ConfigurationError, described
 def split_batch(batch: Any, devices: Sequence[torch.device]) -> tuple[list[Any], list[int]]:
     """Split ``batch`` over ``devices``; return the parts, each on its device, and the number of samples in each part.
 
-    The first parts have one sample more if the batch cannot be split evenly. A batch with fewer samples than devices is
-    split into parts of one sample.
+    If the batch cannot be split evenly, the first parts have one more sample than the other parts. A batch with fewer
+    samples than devices is split into parts of one sample.
 
     Raises:
         ConfigurationError: something in the batch cannot be split.
@@ -136,11 +136,11 @@ class Joiner:
     # ---- without such a hook -------------------------------------------------------------------------------------
 
     def joined(self, outputs: Sequence[Any]) -> Any:
-        """Return what one device would return for the complete batch, provided that numbers in the outputs are means
-        over samples.
+        """Return the output that one device would return for the complete batch, if all numbers in the outputs are
+        means over samples.
 
-        Numbers and tensors with one element are averaged, weighted by the number of samples. Other tensors, and lists
-        with an item for each sample, are concatenated. Parts that return ``None`` are left out.
+        Numbers and tensors with one element are averaged; the weights are the numbers of samples. Other tensors, and
+        lists with an item for each sample, are concatenated. Parts that return ``None`` are left out.
         """
         if len(outputs) == 1:
             return outputs[0]
@@ -178,14 +178,14 @@ class Joiner:
         return functools.reduce(torch.add, parts)
 
     def _weighted(self, outputs: Sequence[Any]) -> Any:
-        """Return the weighted mean of the losses, with the sum of their weights."""
+        """Return the weighted mean of the losses, and the sum of the weights."""
         losses = [loss.to(self._device, non_blocking=True) for loss, _ in outputs]
         weights = [
             weight.detach().reshape(()).to(self._device, non_blocking=True) if isinstance(weight, Tensor) else weight
             for _, weight in outputs
         ]
         counted = [index for index, weight in enumerate(weights) if isinstance(weight, Tensor) or weight]
-        if counted:  # a loss whose weight is the number 0 is left out, because the loss may be NaN
+        if counted:  # without the losses of weight 0, which may be NaN
             losses, weights = [losses[index] for index in counted], [weights[index] for index in counted]
         total: Any = functools.reduce(lambda one, other: one + other, weights)
         if isinstance(total, Tensor):
@@ -208,7 +208,6 @@ def _is_dataclass(tree: Any) -> bool:
 
 
 def _is_plain(item: Any) -> bool:
-    """Whether ``item`` is neither a tensor nor a container."""
     return not (isinstance(item, (Tensor, Mapping, Movable)) or _is_list(item) or _is_dataclass(item))
 
 
@@ -227,7 +226,5 @@ def _is_per_sample(items: Any, size: int) -> bool:
 
 
 def _is_weighted(output: Any) -> bool:
-    """Whether ``output`` is a ``WeightedLoss``, a class that this module must not import, because it is in a higher
-    layer.
-    """
+    """Whether ``output`` is a ``WeightedLoss``. This module must not import this class of a higher layer."""
     return getattr(output, "_fields", None) == ("loss", "weight") and isinstance(output.loss, Tensor)

@@ -4,8 +4,8 @@ torch's ``nn.SyncBatchNorm`` raises an error on some devices, such as the CPU. T
 each batch norm in the user's model for the duration of a run. The layer remains the same object, so its parameters,
 buffers, hooks and names do not change.
 
-Per layer and training step the ranks exchange ``2 C + 1`` numbers in the forward pass and ``2 C`` in the backward pass,
-for C channels. The host never reads a value from an accelerator, so it does not wait for the accelerator.
+For a layer with C channels, the ranks exchange ``2 C + 1`` numbers in each forward pass and ``2 C`` numbers in each
+backward pass of training. The host reads no value from an accelerator, so the host does not wait for the accelerator.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ class TorchSyncBatchNorm(LayerSync):
     """The layer synchronisation of ``Trainer(sync_batchnorm=True)``: batch norm with statistics over all ranks.
 
     Layers are changed in place. A layer whose class overrides ``forward`` is not changed. An ``nn.SyncBatchNorm`` keeps
-    its own process group; other layers use :attr:`group`. In evaluation, without a process group, and in a group of one
-    process, a layer behaves as before; a layer without running statistics evaluates with the statistics of the rank's
-    own batch. A copied or unpickled layer has its original class.
+    its own process group. All other layers use the group in :attr:`group`. A layer is not synchronised in evaluation,
+    if there is no process group, or if the group has only one process. In evaluation, a layer without running
+    statistics uses the statistics of the rank's own batch. A copied or unpickled layer has its original class.
 
-    Every rank must run the same layers in the same order, in the forward and in the backward pass. This also holds for
-    a rank whose batch has no samples. Double backward is not supported.
+    Every rank, even a rank with an empty batch, must run the same layers in the same order, in the forward and in the
+    backward pass. Double backward is not supported.
     """
 
     def apply(self, model: nn.Module) -> nn.Module:
-        """Let each batch norm in ``model`` compute its training statistics over all ranks, unless its class overrides
-        ``forward``.
+        """Let each batch norm in ``model`` compute its training statistics over all ranks. A layer whose class
+        overrides ``forward`` is not changed.
 
         Raises:
             ConfigurationError: a lazy layer has not seen a batch yet, so its class will still change.
@@ -66,7 +66,7 @@ class TorchSyncBatchNorm(LayerSync):
                 overridden.append(f"{name!r} ({cls.__name__})")
             else:
                 changing.append(layer)
-        for layer in changing:  # after all checks, so that an error leaves every layer unchanged
+        for layer in changing:  # begins after all checks, so that an error leaves every layer unchanged
             kind: type = type(layer)
             layer.__class__ = _synchronised_class(kind)
             vars(layer)["data_group"] = self.group
@@ -79,7 +79,7 @@ class TorchSyncBatchNorm(LayerSync):
         return model
 
     def revert(self, model: nn.Module) -> nn.Module:
-        """Give the layers of ``model`` their original classes again; return ``model``."""
+        """Give the layers of ``model`` their original classes again. Return ``model``."""
         for layer in model.modules():
             if isinstance(layer, _Synchronised):
                 for name in _OF_A_RUN:
@@ -88,7 +88,9 @@ class TorchSyncBatchNorm(LayerSync):
         return model
 
     def count_batches(self, model: nn.Module, counts: bool) -> None:
-        """Set whether the statistics include this rank's next batches; the rank joins the exchange in any case."""
+        """Set whether the statistics include this rank's next batches. The rank takes part in the exchange in either
+        case.
+        """
         for layer in model.modules():
             if isinstance(layer, _Synchronised):
                 layer.counts = counts
@@ -98,11 +100,11 @@ class TorchSyncBatchNorm(LayerSync):
 
 
 class _Synchronised(BatchNorm):
-    """Base of the classes that synchronised layers have during a run; ``was`` is a layer's original class."""
+    """Base of the classes that synchronised layers have during a run. ``was`` is the original class of the layer."""
 
     was: type[BatchNorm]
     counts: bool = True  # whether the statistics include this rank's batch: see count_batches
-    data_group: Any = None  # the process group, unless the layer has its own
+    data_group: Any = None  # the process group of a layer that has no group of its own
 
     def forward(self, input: Tensor) -> Tensor:
         group = getattr(self, "process_group", None) or self.data_group
@@ -121,7 +123,9 @@ class _Synchronised(BatchNorm):
         return cast(Tensor, normalized)
 
     def _track(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
-        """Move the running statistics towards the batch statistics; no change if all ranks' batches are empty."""
+        """Move the running statistics towards the batch statistics. If the batches of all ranks are empty, nothing
+        changes.
+        """
         if self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
         if self.running_mean is None or self.running_var is None:
@@ -138,7 +142,7 @@ class _Synchronised(BatchNorm):
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         reduced: Any = super().__reduce_ex__(protocol)
         state = {name: value for name, value in reduced[2].items() if name not in _OF_A_RUN}
-        # pickle the original class, because pickle cannot import this class, which is created at run time
+        # pickle the original class; pickle cannot import the current class, which was created at run time
         return (object.__new__, (self.was,), state, *reduced[3:])
 
 
@@ -174,13 +178,13 @@ def _statistics(input: Tensor, peers: Peers) -> tuple[Tensor, Tensor, Tensor]:
         )
     some = total.clamp(min=1)
     mean = (counts * means).sum(0) / some
-    # the formula mean(x^2) - mean^2 would lose precision, because it subtracts large numbers
+    # not mean(x^2) - mean^2: a difference of large numbers would lose precision
     var = (counts * (variances + (means - mean).square())).sum(0) / some
     return mean, var, total
 
 
 class _Normalized(torch.autograd.Function):
-    """Normalizes ``input`` with given statistics; gradients also flow through the statistics to the inputs of all
+    """Normalizes ``input`` with given statistics. Gradients also flow through the statistics, to the inputs of all
     ranks.
     """
 
@@ -205,10 +209,10 @@ class _Normalized(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             sums = ctx.peers.all_reduce(torch.cat([to_weight, to_bias]), dist.ReduceOp.SUM)
             scale = weight * (var + ctx.eps).rsqrt()
-            seen = float(ctx.counts)  # 0 if the statistics do not include, and so do not depend on, this input
+            seen = float(ctx.counts)  # 0: the statistics do not depend on this input
             slope, offset = (sums / -count.clamp(min=1)).view(2, -1) * scale * seen
-            # The gradient through the statistics is linear in the normalized input. This gradient may nearly cancel the
-            # direct gradient, so their sum is rounded to 16 bits only at the end.
+            # The gradient through the statistics is linear in the normalized input. This gradient and the direct
+            # gradient may nearly cancel each other, so only the sum of both is rounded to 16 bits.
             wide = F.batch_norm(input.to(mean.dtype), mean, var, slope, offset, eps=ctx.eps)
             past = scale.view(-1, *[1] * (input.dim() - 2))
             to_input = wide.addcmul_(gradient.to(mean.dtype), past).to(input.dtype)

@@ -1,19 +1,18 @@
 """Collectives over torch.distributed: gather, broadcast, reduce, barrier, decisions.
 
 Before each operation, the ranks exchange one small message of fixed size that describes the operation. If the
-operations, shapes or names differ, every rank raises the same error, and no rank waits forever. The message is
-exchanged in host memory if the group has a backend for the host ("cpu:gloo,cuda:nccl"); otherwise the exchange waits
-for the device. If a rank calls no collective at all, the other ranks wait until the group's timeout. ``all_gather`` and
-``reduce`` take several times as long with this message, so their argument ``checks`` can turn the message off. Ranks
-whose calls differ then hang or get wrong values, as with torch's own collectives.
+operations, shapes or names differ, every rank raises the same error, and no rank waits forever. If the group has a
+backend for the host ("cpu:gloo,cuda:nccl"), the message is exchanged in host memory. Without such a backend, the
+exchange waits for the device. If a rank calls no collective at all, the other ranks wait until the group's timeout. The
+message makes ``all_gather`` and ``reduce`` several times slower, so their argument ``checks`` can turn the message off.
+Without the message, different calls hang or give wrong values, as with torch's own collectives.
 
 Each function gets ``peers``, the ranks that take part; :class:`drivetrain.strategies.group.TorchGroup` calls the
-functions. If the group's backends do not support a tensor's device, the tensor is copied to the peers' device or to the
-host for the exchange; the result is on the input's device. Ranks are always global ranks.
+functions. If the group's backends do not support a tensor's device, the exchange uses a copy of the tensor on the
+peers' device or on the host. The result is then copied to the device of the input. Ranks are always global ranks.
 
-Objects are pickled. A rank unpickles only data from other ranks of the same job. Unpickling can run code, so a process
-that can send to the group can run code in the ranks, as with torch's own object collectives. Nothing from outside the
-job is unpickled.
+Objects are pickled. A rank unpickles only data from other ranks of the same job. Unpickling can run code. A process
+that can send data to the group can therefore run code in the ranks, as with torch's own object collectives.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _BITWISE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "band": torch.bitwise_and, "bor": torch.bitwise_or, "bxor": torch.bitwise_xor
 }  # fmt: skip
 _CONSTANTS = (type(None), bool, int, float, str)
-_SMALL = 4096  # bytes: objects up to this size are exchanged only if they differ
+_SMALL = 4096  # in bytes: objects up to this size are exchanged only if they differ between ranks
 _KNOWN = ["mean", "avg", "sum", "min", "max", "product", "prod"]
 _TORCHS = ["avg", "sum", "min", "max", "product", *_BITWISE]
 
@@ -51,8 +50,9 @@ def all_gather(peers: Peers, tensor: Tensor, sync_grads: bool = False) -> Tensor
     Args:
         peers: the participating ranks.
         tensor: any shape and dtype, equal on every rank; a scalar tensor gives ``(world_size,)``.
-        sync_grads: let gradients flow back. The gradient of this rank's tensor is the sum over all ranks of the
-            gradients of its slice; every rank must run the backward pass. Otherwise the result is detached.
+        sync_grads: let gradients flow back. The gradient of this rank's tensor is the sum, over all ranks, of the
+            gradients of the tensor's slice in the result. Every rank must run the backward pass. With
+            ``sync_grads=False`` the result is detached.
 
     Returns:
         ``(world_size, *tensor.shape)``.
@@ -74,7 +74,7 @@ def broadcast(peers: Peers, obj: Any, src: int = 0) -> Any:
     Args:
         peers: the participating ranks.
         obj: on rank ``src``, a tensor or any picklable object; ignored on the other ranks.
-        src: the *global* source rank, also inside a group, as in torch.
+        src: the source rank; as in torch, a *global* rank even inside a group.
 
     Returns:
         On rank ``src``, ``obj`` itself; elsewhere a new object. A tensor keeps its shape, dtype and ``requires_grad``,
@@ -107,19 +107,19 @@ def broadcast(peers: Peers, obj: Any, src: int = 0) -> Any:
 
 
 def reduce(peers: Peers, tensor: Any, reduce_op: Any = "mean") -> Any:
-    """Return the element-wise reduction of every rank's tensor; other values are returned unchanged.
+    """Return the element-wise reduction of all ranks' tensors. A value that is no tensor is returned unchanged.
 
     Sums are computed in a wider dtype to keep precision: float64 for float32, float32 for 16-bit types, int64 for
-    integers. A mean is such a sum, divided once. The mean of integers or booleans is float64: the mean of 1 and 2 is
-    1.5. Sums and products of integers or booleans are int64, as in torch. All other results have the input's dtype. NaN
-    on one rank makes the result NaN on all ranks.
+    integers. A mean is the quotient of this sum and the number of ranks. The mean of integers or booleans is float64:
+    the mean of 1 and 2 is 1.5. Sums and products of integers or booleans are int64, as in torch. All other results have
+    the input's dtype. NaN on one rank makes the result NaN on all ranks.
 
     Args:
         peers: the participating ranks.
         tensor: the same shape and dtype on every rank. ``tensor`` is not changed, and the result is detached from its
             graph.
-        reduce_op: "mean" (or "avg"), "sum", "min", "max", "product" (or "prod"), or a ``ReduceOp`` of one of these or
-            of a bitwise operation; ``None`` is the mean.
+        reduce_op: "mean" (or "avg"), "sum", "min", "max", "product" (or "prod"), or a ``ReduceOp`` of torch for one of
+            these or for a bitwise operation; ``None`` is the mean.
 
     Returns:
         The result, the same on every rank.
@@ -150,7 +150,7 @@ def barrier(peers: Peers, name: str | None = None) -> None:
 
 
 def reduce_boolean_decision(peers: Peers, decision: bool, all: bool = True) -> bool:
-    """Return whether every rank passes True; with ``all=False``, whether at least one does.
+    """Return whether every rank passes True. With ``all=False``, return whether at least one rank passes True.
 
     Raises:
         ConfigurationError: on every rank, if the ranks' values of ``all`` differ.
@@ -162,13 +162,13 @@ def reduce_boolean_decision(peers: Peers, decision: bool, all: bool = True) -> b
 def gather_keyed(peers: Peers, names: Sequence[str], values: Tensor) -> Tensor:
     """Return every rank's numbers, after a check that their names are equal on all ranks.
 
-    The ranks first compare the names in a message of fixed size, and then exchange all numbers. The function does not
-    reduce the numbers, because sums and counts may need an exact reduction.
+    The ranks first compare the names in a message of fixed size, and then exchange all numbers. The numbers are not
+    reduced, because the caller may need an exact reduction of sums and counts.
 
     Args:
         peers: the participating ranks.
-        names: the names of the numbers, in order; one name may have several numbers.
-        values: ``(n,)``, the same length and dtype on every rank: float64 if the device supports it.
+        names: the name of each number, in order; several numbers may have the same name.
+        values: ``(n,)``, the same length and dtype on every rank. Should be float64 if the device supports float64.
 
     Returns:
         ``(world_size, n)``, on the device of ``values``.
@@ -181,8 +181,8 @@ def gather_keyed(peers: Peers, names: Sequence[str], values: Tensor) -> Tensor:
 
 
 def reduce_keyed(peers: Peers, names: Sequence[str], sums: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the element-wise sum of all ranks' ``sums`` and the element-wise maximum of all ranks' ``most``, after a
-    check that all ranks pass the same ``names``. If one rank has NaN, the result is NaN on all.
+    """Check that all ranks pass the same ``names``. Return the element-wise sum of all ranks' ``sums`` and the
+    element-wise maximum of all ranks' ``most``. NaN on one rank makes the result NaN on all ranks.
 
     The size of the exchange does not depend on the number of ranks. Arguments and errors: see :func:`gather_keyed`.
     """
@@ -194,7 +194,7 @@ def reduce_keyed(peers: Peers, names: Sequence[str], sums: Tensor, most: Tensor)
 def _agree_on_names(peers: Peers, names: Sequence[str], kinds: str, wrong: bool) -> None:
     rows, _ = peers.meet(f"{len(names)} names, {kinds}", failed=wrong, also="\0".join(names))
     if len({row.digest for row in rows}) > 1 and builtins.all(row.call == peers.call for row in rows):
-        each = gather_objects(peers, list(names))  # all ranks have the same rows, so every rank gets here
+        each = gather_objects(peers, list(names))  # every rank reaches this line, because all ranks have the same rows
         if any(other != each[0] for other in each):
             raise ConfigurationError(differing_names(each, peers.ranks))
     peers.check(rows)
@@ -209,13 +209,14 @@ def as_tensor(leaf: Any, device: torch.device, reduce_op: Any = "max") -> Any:
     Args:
         leaf: any value. An int becomes int64; a float becomes float64, or float32 on a device without float64.
         device: the device of this rank.
-        reduce_op: the operation that follows. The tensor gets the dtype of the operation's result (a float for the mean
-            of integers, int64 for their sum), also with one process, where nothing is reduced.
+        reduce_op: the operation that follows. The tensor gets the dtype of the operation's result: a float for a mean
+            of integers, int64 for a sum of integers. The dtype is the same with one process, although nothing is
+            reduced.
 
     Raises:
         UnknownNameError: the operation is unknown.
     """
-    numpy = sys.modules.get("numpy")  # numpy is optional; if it is not imported, no value has a numpy type
+    numpy = sys.modules.get("numpy")  # numpy is optional; no value has a numpy type before numpy is imported
     if numpy is not None and isinstance(leaf, (numpy.generic, numpy.ndarray)):
         if leaf.dtype.kind not in "biufc":
             return leaf
@@ -236,8 +237,8 @@ def as_tensor(leaf: Any, device: torch.device, reduce_op: Any = "max") -> Any:
 
 
 class _Gather(torch.autograd.Function):
-    """Stacks the tensors of all ranks. The gradient of this rank's tensor is the sum of the gradients that its slice
-    gets on all ranks.
+    """Stacks the tensors of all ranks. The gradient of this rank's tensor is the sum, over all ranks, of the gradients
+    of the tensor's slice in the stack.
     """
 
     @staticmethod
@@ -251,8 +252,8 @@ class _Gather(torch.autograd.Function):
 
 
 class _OwnSlice(torch.autograd.Function):
-    """Sums the stacks of all ranks and returns this rank's slice. This is the backward pass of ``_Gather``, and
-    ``_Gather`` is the backward pass of this function.
+    """Sums the stacks of all ranks and returns this rank's slice. ``_Gather`` and this function are the backward passes
+    of each other.
     """
 
     @staticmethod
@@ -293,7 +294,7 @@ def _unsendable(tensor: Any) -> str | None:
 
 
 def operation_of(reduce_op: Any) -> str:
-    """Return the name of a reduction that was given as a name or a ``ReduceOp``.
+    """Return the name of a reduction. ``reduce_op`` is a name or a ``ReduceOp`` of torch.
 
     Raises:
         UnknownNameError: the operation is unknown.
@@ -309,7 +310,7 @@ def operation_of(reduce_op: Any) -> str:
 
 
 def reduction_of(rows: Tensor, reduce_op: Any) -> Tensor:
-    """Reduce ``rows`` over their first dimension, as exactly as :func:`reduce` reduces over ranks.
+    """Reduce ``rows`` over their first dimension, with the same precision as :func:`reduce`.
 
     Raises:
         UnknownNameError: the operation is unknown.
@@ -342,7 +343,7 @@ def _irreducible(tensor: Tensor, operation: str) -> str | None:
 
 
 def _reduced(tensor: Tensor, operation: str, peers: Peers) -> Any:
-    """Reduce a tensor over the ranks, which must have compared their calls before."""
+    """Reduce a tensor over the ranks. The ranks must have compared their calls before."""
     dtype, home = tensor.dtype, tensor.device
     if operation in _BITWISE:
         return functools.reduce(_BITWISE[operation], _stacked(tensor, peers).unbind())
@@ -364,7 +365,7 @@ def _reduced(tensor: Tensor, operation: str, peers: Peers) -> Any:
 
 
 def _wide(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """Return a dtype that ``device`` supports and in which many values of ``dtype`` can be summed."""
+    """Return a dtype for sums of many values of ``dtype``; ``device`` supports the returned dtype."""
     if dtype.is_complex:
         return torch.complex128 if _float64(device) is torch.float64 else torch.complex64
     if not dtype.is_floating_point:
@@ -383,8 +384,8 @@ def _float64(device: torch.device) -> torch.dtype:
 
 
 def _extreme(values: Tensor, operation: str, peers: Peers) -> Tensor:
-    """Return the element-wise minimum or maximum of all ranks' values. Backends treat NaN differently, so a mask of the
-    NaNs is reduced separately.
+    """Return the element-wise minimum or maximum of all ranks' values. Different backends treat NaN differently, so a
+    mask of the NaNs is reduced separately.
     """
     sign = 1.0 if operation == "max" else -1.0
     nan = values.isnan()
@@ -397,7 +398,7 @@ def _extreme(values: Tensor, operation: str, peers: Peers) -> Tensor:
 
 
 def gather_objects(peers: Peers, obj: Any) -> list[Any]:
-    """Return, on every rank, all ranks' objects in the order of ranks; this rank's own object is ``obj`` itself.
+    """Return the objects of all ranks, in the order of ranks. This rank's own object is ``obj`` itself, not a copy.
 
     Args:
         peers: the participating ranks.
@@ -407,7 +408,7 @@ def gather_objects(peers: Peers, obj: Any) -> list[Any]:
         ConfigurationError: on every rank, if a rank's object cannot be pickled.
     """
     data, problem = dumped(obj)
-    # ``content`` is equal on all ranks only if all objects are small and equal; then no object needs to be exchanged
+    # If ``content`` is equal on all ranks, all objects are small and equal. No object needs to be exchanged.
     content = int.from_bytes(hashlib.sha256(data).digest()[:7], "big") if len(data) <= _SMALL else peers.rank
     (least, size), (low, high) = peers.agree(problem or "", len(data), content, failed=problem is not None)
     if least == size <= _SMALL and low == high:

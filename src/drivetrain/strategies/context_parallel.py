@@ -1,10 +1,11 @@
 """Split sequences over ranks, and compute attention over the complete sequences.
 
 Each rank of a context-parallel group computes on a part of every sequence. Only attention needs the parts of other
-ranks. For attention, the ranks exchange heads for positions (arXiv 2309.14509, "Ulysses"): each rank computes plain
-attention over complete sequences for some of the heads, and then the ranks exchange the results back. With "ring",
-torch's ring attention replaces this exchange. A module calls :func:`attention`, :func:`positions` and :func:`gather`.
-In a run that does not split sequences, these functions work on complete sequences.
+ranks. For attention, the ranks exchange heads for positions (arXiv 2309.14509, "Ulysses"). Each rank then has complete
+sequences for some of the heads, and computes plain attention. A second exchange returns each result to the rank that
+has the positions. With "ring", torch's ring attention replaces this exchange. A module calls :func:`attention`,
+:func:`positions` and :func:`gather`. In a run that does not split sequences, these functions work on complete
+sequences.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ KINDS = ("ulysses", "ring")
 CONTEXT = "context_parallel"
 Part = Callable[[Tensor, int], Tensor]
 Dims = int | Mapping[Any, int] | Callable[[Any, Part], Any]
-"""Which dimension of a batch's tensors is the sequence; see ``ModelParallelStrategy(sequence_dims=...)``."""
+"""The type of ``ModelParallelStrategy(sequence_dims=...)``: the dimensions along which a batch's tensors are sequences.
+"""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Context:
 
     Attributes:
         group: these ranks, in the order of their parts.
-        kind: how the ranks exchange the parts in attention, "ulysses" or "ring".
+        kind: the exchange of the parts in attention, "ulysses" or "ring".
     """
 
     group: Group
@@ -76,7 +78,7 @@ class Context:
         return tensor.narrow(dim, share * self.group.index, share).contiguous()
 
 
-_ENTERED: list[Context] = []  # the run's context, if the run splits sequences
+_ENTERED: list[Context] = []  # empty, or the context of a run that splits sequences
 
 
 def leave_all() -> None:
@@ -98,12 +100,12 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Return what ``torch.nn.functional.scaled_dot_product_attention`` returns, for this rank's part of the sequences.
+    """Return the result of ``torch.nn.functional.scaled_dot_product_attention``, for this rank's part of the sequences.
 
     Args:
         query, key, value: this rank's parts, (batch, heads, positions of this rank, features).
-        attn_mask: a mask for complete sequences, (..., positions, positions), which every rank passes. The mask has one
-            head, or as many heads as ``query``.
+        attn_mask: a mask for complete sequences, (..., positions, positions). Every rank must pass the complete mask.
+            The mask has one head, or as many heads as ``query``.
         dropout_p, is_causal, scale, enable_gqa: as in torch's function; a causal mask applies to complete sequences.
 
     Raises:
@@ -124,13 +126,15 @@ def attention(
 
 
 def positions(length: int, device: torch.device | None = None) -> Tensor:
-    """Return the positions that this rank's ``length`` elements have in the complete sequences."""
+    """Return the positions, in the complete sequences, of this rank's ``length`` elements."""
     first = length * _ENTERED[-1].group.index if _ENTERED else 0
     return torch.arange(first, first + length, device=device)
 
 
 def gather(tensor: Tensor, dim: int) -> Tensor:
-    """Join the parts of all ranks into complete sequences, on every rank; gradients flow back to the parts."""
+    """Return on every rank the complete sequences, joined from the parts of all ranks. Gradients flow back to the
+    parts.
+    """
     if not _ENTERED:
         return tensor
     return torch.cat(list(_ENTERED[-1].group.all_gather(tensor, sync_grads=tensor.requires_grad)), dim)
@@ -165,8 +169,8 @@ def check_arguments(owner: str, size: int, dims: Dims | None, kind: str) -> None
 
 
 def dims_for(module: nn.Module, given: Dims | None, owner: str) -> Dims:
-    """Return which dimensions of a batch are sequences: the argument of the strategy ``owner``, or the module's
-    attribute ``sequence_dims``.
+    """Return the dimensions along which a batch's tensors are sequences: the argument of the strategy ``owner`` if
+    given, else the module's attribute ``sequence_dims``.
 
     Raises:
         ConfigurationError: neither the argument nor the attribute names the dimensions.
@@ -236,7 +240,10 @@ def _split_fields(batch: Any, dims: Mapping[Any, int]) -> Any:
 
 
 class _Exchange(torch.autograd.Function):
-    """All-to-all exchange: each rank sends slices along ``split_dim``, and joins received slices along ``join_dim``."""
+    """All-to-all exchange.
+
+    Each rank sends slices along ``split_dim``, and joins the slices that it receives along ``join_dim``.
+    """
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, handle: Any, split_dim: int, join_dim: int) -> Tensor:
@@ -254,8 +261,8 @@ class _Exchange(torch.autograd.Function):
 
 
 def _with_heads_for(size: int, tensor: Tensor, heads: int, enable_gqa: bool) -> Tensor:
-    """Return keys or values whose number of heads is divisible by ``size``. For this, heads that several query heads
-    share are repeated.
+    """Return ``tensor``, the keys or the values, with a number of heads that is divisible by ``size``. Heads that
+    several query heads share are repeated until the number is divisible.
     """
     own = tensor.shape[1]
     if heads % size:
@@ -288,7 +295,8 @@ def _own_heads(mask: Tensor, heads: int, lengths: tuple[int, int], group: Group)
 
 
 def _ring(handle: Any, size: int, device: torch.device) -> Any:
-    """Return a context in which torch's ring attention replaces plain attention; parts remain in the order of ranks.
+    """Return a context in which torch's ring attention replaces plain attention. The parts of a sequence remain in the
+    order of ranks.
 
     Raises:
         ConfigurationError: torch has no ring attention for this device.

@@ -14,10 +14,10 @@ from drivetrain.strategies.strategy import Strategy
 
 
 def ranks_with_copies(strategy: Strategy, tensor: Tensor) -> tuple[int, ...]:
-    """Return the ranks that have the same values of ``tensor`` as this rank, including this rank.
+    """Return this rank and all other ranks that have the same values of ``tensor``.
 
-    All ranks of the data group have the same values of a plain tensor. The placements of a DTensor define along which
-    dimensions of its mesh it is replicated.
+    All ranks of the data group have the same values of a plain tensor. For a DTensor, the placements define along which
+    dimensions of the mesh the ranks have the same values.
     """
     if not is_dtensor(tensor):
         return tuple(strategy.data.ranks)
@@ -31,12 +31,12 @@ def ranks_with_copies(strategy: Strategy, tensor: Tensor) -> tuple[int, ...]:
 
 
 def named_state(module: nn.Module, optimizers: Sequence[Optimizer]) -> Iterator[tuple[str, str, Tensor]]:
-    """Yield parameters, buffers and optimizer states in the same order on all ranks, without meta and quantized
-    tensors.
+    """Yield parameters, buffers and optimizer states, in the same order on all ranks. Meta tensors and quantized
+    tensors are left out.
 
     Yields:
-        Three values: a name such as "layer.weight" or "exp_avg of layer.weight"; the name of the parameter or buffer
-            alone, or "" if the module does not have the parameter; the tensor.
+        For each tensor, three values. First, a name such as "layer.weight" or "exp_avg of layer.weight". Second, the
+            name of the parameter or buffer alone, or "" if the module does not have the parameter. Third, the tensor.
     """
     named = plain_names({**dict(module.named_parameters()), **dict(module.named_buffers())})
     names = {id(tensor): name for name, tensor in named.items()}

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _UNFINISHED = "Expected to have finished reduction in the prior iteration"
 
 _BATCHED = "batched_grad_copy"
-_MANY, _SMALL = 12, 300_000  # batched copies are faster only from _MANY parameters on, up to _SMALL elements
+_MANY, _SMALL = 12, 300_000  # batched copies are faster with at least _MANY parameters and at most _SMALL elements
 
 
 class DDPArguments(TypedDict, total=False):
@@ -67,21 +67,22 @@ class DDPArguments(TypedDict, total=False):
 class DDPStrategy(ParallelStrategy):
     """``torch.nn.parallel.DistributedDataParallel`` around the model while it is trained.
 
-    Evaluation and prediction call the model without this wrapper, so only the user's code communicates there.
+    Evaluation and prediction call the model without this wrapper, so the ranks then communicate only in the user's
+    code.
 
     Args:
         accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin, process_group_backend,
             timeout: as for :class:`ParallelStrategy`.
-        ddp_comm_state, ddp_comm_hook, ddp_comm_wrapper: how gradients are exchanged; see torch's communication hooks.
+        ddp_comm_state, ddp_comm_hook, ddp_comm_wrapper: the exchange of gradients; see torch's communication hooks.
         model_averaging_period: the number of optimizer steps after which parameters are averaged over all ranks. This
             needs ``ddp_comm_hook=post_localSGD_hook`` and a ``PostLocalSGDState``. In the first ``start_localSGD_iter``
-            steps, gradients are averaged over all ranks; afterwards only over the ``subgroup`` of the state (``None``:
-            the ranks of each machine). Between two averages, the ranks' parameters differ: each rank evaluates with its
-            own parameters, and a checkpoint contains rank 0's parameters and optimizer state, from which all ranks
-            resume.
+            steps, gradients are averaged over all ranks. In later steps, gradients are averaged only over the
+            ``subgroup`` of the state (``None``: the ranks of each machine). Between two averages, the ranks' parameters
+            differ. Each rank evaluates with its own parameters. A checkpoint contains only rank 0's parameters and
+            optimizer state, and all ranks resume from these.
         start_method: the launcher that starts the processes if no cluster has started them: "popen" runs the program
-            again; "spawn", "fork" and "forkserver" pass this process's objects to new processes; "ray" passes them to
-            actors of a Ray cluster.
+            again; "spawn", "fork" and "forkserver" pass this process's objects to new processes; "ray" passes these
+            objects to actors of a Ray cluster.
         ddp_arguments: further arguments of DistributedDataParallel's constructor, such as ``find_unused_parameters``,
             ``static_graph`` or ``gradient_as_bucket_view``.
 
@@ -93,7 +94,7 @@ class DDPStrategy(ParallelStrategy):
     facts = ParallelStrategy.facts.but(local_passes="drivetrain.strategies.local_passes:of_ddp")
 
     wrapper: type[DistributedDataParallel] = DistributedDataParallel
-    """The class that wraps the module; a subclass of this strategy may replace it."""
+    """The class that wraps the module. A subclass of this strategy can set a different class."""
 
     _averaging: ModelAveraging | None = None
 
@@ -160,7 +161,7 @@ class DDPStrategy(ParallelStrategy):
 
     def setup_module(self, module: nn.Module, move_to_device: bool = True) -> nn.Module:
         module = super().setup_module(module, move_to_device)
-        # each rank has a different part of the model, so there is nothing to average
+        # no averages: each rank has a different part of the model
         if self.world.size > self.data.size == 1:
             return module
         if not (self._wraps and any(parameter.requires_grad for parameter in module.parameters())):
@@ -188,11 +189,11 @@ class DDPStrategy(ParallelStrategy):
         return wrapped
 
     def _batched_copies(self, module: nn.Module) -> dict[str, Any]:
-        """Return ``{"batched_grad_copy": True}`` if this makes DDP faster and changes no result, else ``{}``.
+        """Return ``{"batched_grad_copy": True}`` if this argument makes DDP faster and changes no result, else ``{}``.
 
-        With this argument DDP copies and divides the gradients of a bucket at once. For this, DDP divides by the number
-        of ranks instead of multiplying by the inverse. Both give the same bits if the number is a power of two. The
-        speed was measured only on the host and without other arguments of DDP.
+        With this argument, DDP copies and divides all gradients of a bucket at once. DDP then divides by the number of
+        ranks instead of multiplying by the inverse. The results are equal, bit for bit, if the number of ranks is a
+        power of two. The speed was measured only on the host and with default arguments of DDP.
         """
         size = self.data.size
         fits = self.root_device == HOST and self.wrapper is DistributedDataParallel and size & (size - 1) == 0
@@ -207,7 +208,9 @@ class DDPStrategy(ParallelStrategy):
             super().on_validation_start()
 
     def rank_state(self, module: nn.Module) -> dict[str, Any]:
-        """Return this rank's own state, or ``{}`` if each forward pass broadcasts rank 0's buffers."""
+        """Return the part of the state that only this rank has. If each forward pass broadcasts rank 0's buffers,
+        return ``{}``.
+        """
         given = (self.ddp_arguments.get(name) for name in ("forward_sync_buffers", "broadcast_buffers"))
         return {} if next((each for each in given if each is not None), True) else super().rank_state(module)
 
@@ -222,11 +225,11 @@ class DDPStrategy(ParallelStrategy):
         return until_thawed(step, self._frozen, lambda: self.bind(name))
 
     def _wrap_again(self) -> None:
-        """Wrap the module again if parameters have been thawed or frozen since it was wrapped.
+        """Wrap the module again if parameters have been thawed or frozen since the last wrapping.
 
-        Between two batches of one optimizer step, freezing alone causes no new wrapper. If thawing causes a new wrapper
-        there, the wrapper also includes the parameters that have just been frozen, because their gradients from earlier
-        batches must still be averaged.
+        Between two batches of one optimizer step, the module is wrapped again only if a parameter was thawed. The new
+        wrapper then also includes the parameters that were just frozen, because their gradients from earlier batches
+        must still be averaged.
         """
         model = self.model
         if not isinstance(model, DistributedDataParallel) or (trained := _trained(model)) == self._averaged:
@@ -235,7 +238,7 @@ class DDPStrategy(ParallelStrategy):
         if in_window and not trained - self._averaged:
             return
         frozen = [each for each in model.parameters() if in_window and id(each) in self._averaged - trained]
-        for parameter in frozen:  # the new wrapper then averages the gradients that these already have
+        for parameter in frozen:  # the new wrapper then also averages the gradients of frozen parameters
             parameter.requires_grad_(True)
         self.model = self._wrapped(self.lightning_module)
         if in_window:
@@ -246,8 +249,8 @@ class DDPStrategy(ParallelStrategy):
             self.driver.rebind()  # until this call, the loop uses the earlier wrapper
 
     def _continue_window(self) -> None:
-        """Let a new wrapper average all gradients of the current optimizer step, even of parameters that the later
-        batches of this step do not use.
+        """Let a new wrapper average all gradients of the current optimizer step. This includes the gradients of
+        parameters that the later batches of the step do not use.
         """
         model = self.model
         if not isinstance(model, DistributedDataParallel):
@@ -263,14 +266,16 @@ class DDPStrategy(ParallelStrategy):
         self._continue_window()
 
     def on_train_end(self) -> None:
-        """Check that the last backward pass reached all parameters; DDP itself would check this only in the
-        next pass.
+        """Check that the last backward pass reached all parameters. DDP itself checks this only in the next forward
+        pass.
         """
         if isinstance(model := self.model, DistributedDataParallel):
             rebuild_buckets(model)
 
     def explain(self, error: BaseException) -> Exception | None:
-        """Explain torch's error that the last backward pass has missed parameters, and name them."""
+        """Explain an error of torch: the last backward pass has missed parameters. The explanation names these
+        parameters.
+        """
         model = self.model
         misses = isinstance(model, DistributedDataParallel) and not model.find_unused_parameters
         if misses and isinstance(error, RuntimeError) and _UNFINISHED in str(error):
@@ -306,7 +311,7 @@ class DDPStrategy(ParallelStrategy):
         found = [loss] if model.find_unused_parameters and not model.static_graph else []
         model.reducer.prepare_for_backward(found)
         yield
-        # with True, the end of the next forward pass would prepare the reducer again
+        # if True, the end of the next forward pass would prepare the reducer again
         model.require_backward_grad_sync = False
         exchange_after_first_pass(model)
 
@@ -314,10 +319,10 @@ class DDPStrategy(ParallelStrategy):
 
     @property
     def optimizers(self) -> list[Optimizer]:
-        """The optimizers of the run. The setter also registers hooks with sharded optimizers and for model
+        """The optimizers of the run. The setter also registers hooks: on sharded optimizers, and for model
         averaging.
         """
-        # stored in the instance's dictionary, because pickling copies this dictionary to another process
+        # stored in the instance's dictionary, because pickle copies the dictionary to another process
         return self.__dict__["optimizers"]
 
     @optimizers.setter
@@ -325,7 +330,7 @@ class DDPStrategy(ParallelStrategy):
         self.__dict__["optimizers"] = optimizers
         for optimizer in filter(_is_sharded, optimizers):
             # A ZeroRedundancyOptimizer also keeps the loaded state in its own ``state``. torch never updates this
-            # second copy, which has None for the parameters of other ranks.
+            # second copy. For the parameters of other ranks, the second copy has None.
             optimizer.register_load_state_dict_post_hook(lambda each: each.state.clear())
         if self._averaging is not None and not self._outlived:
             self._averaging.attach(optimizers)
@@ -333,8 +338,8 @@ class DDPStrategy(ParallelStrategy):
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """Return an optimizer's state for a checkpoint; every rank must call this method.
 
-        For a ``ZeroRedundancyOptimizer``, rank 0 returns the complete state of the inner optimizer in host memory, and
-        all other ranks return ``{}``.
+        For a ``ZeroRedundancyOptimizer``, rank 0 returns the complete state of the inner optimizer, in host memory. All
+        other ranks return ``{}``.
         """
         if not _is_sharded(optimizer):
             return super().optimizer_state(optimizer)
@@ -347,8 +352,8 @@ class DDPStrategy(ParallelStrategy):
             self.accelerator.synchronize(self.root_device)  # the optimizer's copies to the host are asynchronous
 
     def whole_optimizer(self, optimizer: Optimizer) -> Optimizer:
-        """Return an optimizer for a process outside the job. On the first rank of each machine, the returned optimizer
-        has the state of all ranks. Every rank must call this method.
+        """Return an optimizer that a process outside the job can use. On the first rank of each machine, the returned
+        optimizer has the complete state. Every rank must call this method.
         """
         if not _is_sharded(optimizer):
             return optimizer
@@ -365,7 +370,7 @@ class DDPStrategy(ParallelStrategy):
         return alone(self, whole_here(self, DDPStrategy))
 
     def teardown(self) -> None:
-        self.model, self._frozen = self.lightning_module, []  # the wrapper exists only during the run
+        self.model, self._frozen = self.lightning_module, []  # without the wrapper, which exists only during the run
         if self._sync is not None and self.model is not None:
             self.model = self._sync.revert(self.model)
         if self._averaging is not None:
@@ -391,7 +396,9 @@ class DDPStrategy(ParallelStrategy):
 
 
 def _starts(installed: bool) -> dict[str, str]:
-    """Return the start method for each name of this strategy; each launcher and each of its aliases gives a name."""
+    """Return the start method for each name of this strategy. Each launcher, and each alias of a launcher, adds
+    a name.
+    """
     endings = LauncherRegistry.endings(installed).items()
     return {f"ddp_{ending}" if ending else "ddp": start for ending, start in endings}
 
@@ -415,8 +422,8 @@ StrategyRegistry.derive(_entries)
 def _static_from_first_exchange(model: DistributedDataParallel) -> None:
     """Make the graph of ``model`` static before the first pass that exchanges gradients.
 
-    torch must record the graph in that pass. If the graph were static before, torch would record an earlier pass, which
-    only accumulates gradients, and later silently skip exchanges (pytorch#187732).
+    torch must record the graph in this pass. If the graph were already static, torch would record an earlier pass that
+    only accumulates gradients. torch would then silently skip exchanges (pytorch#187732).
     """
 
     def look(*_: Any) -> None:
@@ -428,8 +435,8 @@ def _static_from_first_exchange(model: DistributedDataParallel) -> None:
 
 
 def _by_hand(step: Callable[..., Any], model: DistributedDataParallel) -> Callable[..., Any]:
-    """Wrap ``step`` for manual optimization, where ``manual_backward_context`` prepares each backward
-    pass's exchange.
+    """Wrap ``step`` for manual optimization. ``manual_backward_context`` prepares the exchange of each backward
+    pass.
     """
 
     def step_by_hand(*args: Any, **kwargs: Any) -> Any:
@@ -451,5 +458,5 @@ def _trained(module: nn.Module) -> set[int]:
 
 
 def _is_sharded(optimizer: Optimizer) -> bool:
-    """Whether each rank has a part of the optimizer's state (``ZeroRedundancyOptimizer``)."""
+    """Whether each rank has only a part of the optimizer's state (``ZeroRedundancyOptimizer``)."""
     return hasattr(optimizer, "consolidate_state_dict")

@@ -16,7 +16,7 @@ from drivetrain.strategies.strategy import StrategyRegistry
 
 
 class _BetweenMachines(DistributedDataParallel):
-    """DDP around the replicas of one machine; a call of any step of the module becomes a forward pass of DDP."""
+    """DDP around the replicas of one machine. Each call of a step of the module becomes a forward pass of DDP."""
 
     def runs(self, method: Callable[..., Any]) -> Callable[..., Any]:
         replicas: Replicas = self.module
@@ -33,11 +33,11 @@ class _BetweenMachines(DistributedDataParallel):
 class DDP2Strategy(ReplicaStrategy, DDPStrategy):
     """``dp`` on the devices of each machine, and ``ddp`` between machines.
 
-    Each machine runs one process, which is one rank: the world size is the number of machines, and a loader yields the
-    batch for all devices of the machine. The process splits this batch over its devices as
-    :class:`DataParallelStrategy` does, and calls ``training_step_end``, ``validation_step_end`` and ``test_step_end``
-    with the outputs of the machine's devices. One backward pass adds up the gradients of these devices, and averages
-    them over the machines.
+    Each machine runs one process, which is one rank. The world size is the number of machines. A loader yields one
+    batch for all devices of the machine. The process splits this batch over its devices, like
+    :class:`DataParallelStrategy`. The hooks ``training_step_end``, ``validation_step_end`` and ``test_step_end`` get
+    the outputs of the machine's devices. One backward pass adds up the gradients of these devices, and averages the
+    sums over the machines.
 
     Args: as for :class:`DDPStrategy`.
     """

@@ -50,30 +50,31 @@ _NAMES: dict[str, dict[str, Any]] = {
         "offload_params_device": "nvme",
     },
 }  # fmt: skip
-_WORLD: list[Any] = []  # the process group from which DeepSpeed has made its own groups
+_WORLD: list[Any] = []  # DeepSpeed has made its own groups from this process group
 
 
 class DeepSpeedStrategy(ParallelStrategy):
     """DeepSpeed's ZeRO on any accelerator that DeepSpeed supports, including the CPU; needs the package ``deepspeed``.
 
-    DeepSpeed's engine exchanges and clips gradients, steps the optimizer of ``configure_optimizers`` and skips steps
-    whose gradients overflow. Schedulers of ``configure_optimizers`` step as usual, but not after a skipped step. The
-    engine itself steps a scheduler that ``config`` names.
+    DeepSpeed's engine exchanges and clips gradients, and steps the optimizer of ``configure_optimizers``. The engine
+    skips a step whose gradients overflow. Schedulers of ``configure_optimizers`` step after each optimizer step that
+    the engine has not skipped. If ``config`` names a scheduler, the engine itself steps this scheduler.
 
     Args:
         accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin, process_group_backend,
             timeout: as for :class:`ParallelStrategy`.
-        stage: what is sharded over the ranks. 1: optimizer states; 2: gradients too; 3: parameters too. ``None``: the
-            stage in ``config``, or 2.
-        offload_optimizer: keep optimizer states in host memory, and step there. ``True``, or DeepSpeed's options for
-            offloading.
+        stage: which tensors are sharded over the ranks. 1: optimizer states; 2: also gradients; 3: also parameters.
+            ``None``: the stage in ``config``, or 2.
+        offload_optimizer: keep optimizer states in host memory, and run the optimizer step on the host. ``True``, or
+            DeepSpeed's options for offloading.
         offload_parameters: keep parameters in host memory; only with ``stage=3``.
         offload_optimizer_device, offload_params_device: "cpu", or "nvme" for files in ``nvme_path``.
         nvme_path: a folder on a fast disk.
         zero_optimization: more entries for the section of this name in DeepSpeed's configuration.
-        config: DeepSpeed's configuration, or the path of its JSON file; the other arguments override its entries.
+        config: DeepSpeed's configuration, or the path of a JSON file with the configuration. The other arguments
+            override entries of the configuration.
         logging_level: the level of DeepSpeed's own logger.
-        options: any other entry of DeepSpeed's configuration or of its ``zero_optimization``, such as
+        options: any other entry of DeepSpeed's configuration or of the section ``zero_optimization``, such as
             ``allgather_bucket_size``, ``overlap_comm`` or ``gradient_clipping``.
 
     Raises:
@@ -147,10 +148,10 @@ class DeepSpeedStrategy(ParallelStrategy):
         self._had_local_rank = "LOCAL_RANK" in os.environ
         os.environ["LOCAL_RANK"] = str(self.local_rank)  # DeepSpeed reads this variable in every step
         if _WORLD and _WORLD[0] is not dist.group.WORLD:
-            # DeepSpeed still has groups of an earlier process group, which has been destroyed
+            # the groups that DeepSpeed has belong to an earlier, destroyed process group
             deepspeed.utils.groups._release_process_group_references()
         _WORLD[:] = [dist.group.WORLD]
-        deepspeed.init_distributed(verbose=False)  # uses the existing process group
+        deepspeed.init_distributed(verbose=False)  # DeepSpeed then uses the existing process group
         device = deepspeed.accelerator.get_accelerator().device_name()
         if device.partition(":")[0] != self.root_device.type:
             raise ConfigurationError(
@@ -160,8 +161,8 @@ class DeepSpeedStrategy(ParallelStrategy):
             )
 
     def model_sharded_context(self) -> AbstractContextManager[Any]:
-        """Return a context for ``configure_model``; with stage 3, each layer is partitioned as soon as it
-        is created.
+        """Return a context for ``configure_model``. With stage 3, DeepSpeed partitions each new layer in this
+        context.
         """
         if self.stage < 3:
             return super().model_sharded_context()
@@ -171,7 +172,7 @@ class DeepSpeedStrategy(ParallelStrategy):
         fitting = trainer.progress.fn == "fit"
         if fitting:
             self._check_run(trainer)
-        self.engine_config()  # raises configuration errors before the model is moved
+        self.engine_config()  # raise configuration errors before the model is moved
         super().setup(trainer)
         if not fitting and self.stage == 3:
             self._start_engine(None)
@@ -261,14 +262,14 @@ class DeepSpeedStrategy(ParallelStrategy):
             self._tear_down()
         finally:
             if self.world_size == 1 and not self._had_local_rank:
-                # a later run would take a remaining LOCAL_RANK to mean that a launcher has started this process
+                # a later run would conclude from LOCAL_RANK that a launcher has started this process
                 os.environ.pop("LOCAL_RANK", None)
 
     def _tear_down(self) -> None:
         if self._engine is None:
             super().teardown()
             return
-        # The states must be read first, because reading them needs the process group, which super() destroys.
+        # Read the states first: reading needs the process group, and super() destroys the process group.
         if self.world_size == 1 and dist.is_initialized():
             states = {id(each): self.optimizer_state(each) for each in self.optimizers}
             kept = self.module_state(self.lightning_module), states
@@ -276,8 +277,8 @@ class DeepSpeedStrategy(ParallelStrategy):
             self._kept = kept
             _deepspeed_state.put_together(self.lightning_module)
             self.model = self.lightning_module
-        # Hide module and optimizers from super(), which would move them to the host. The engine's shards must stay on
-        # their device, so that the module still works and can be saved.
+        # Hide module and optimizers from super(), because super() would move both to the host. The engine's shards must
+        # stay on their device, so that the module still works and can be saved.
         with standing_for(self, optimizers=[], lightning_module=None):
             super().teardown()
 
@@ -323,14 +324,13 @@ class DeepSpeedStrategy(ParallelStrategy):
         return step
 
     def rescale_gradients(self, optimizer: Any, factor: float | Tensor) -> None:
-        """Record that the gradients so far are to be multiplied by ``factor``. The engine's gradients change only in
-        the optimizer step, which multiplies them by the product of all factors; until then, later losses are divided by
-        this product.
+        """Record that the gradients so far are to be multiplied by ``factor``. The optimizer step multiplies the
+        engine's gradients by the product of all factors. Until this step, later losses are divided by the product.
 
         If ``factor`` is on the device, this method waits for the device.
         """
         self._unit *= float(factor)
-        if self._unit == 0:  # with a factor of 0, all earlier gradients are 0, at any scale
+        if self._unit == 0:  # a factor of 0 has made all earlier gradients 0, so no later loss must be divided
             self._unit = 1.0
 
     def clip_gradients(
@@ -342,7 +342,7 @@ class DeepSpeedStrategy(ParallelStrategy):
         norm_type: float = 2.0,
         error_if_nonfinite: bool = False,
     ) -> Tensor | None:
-        """Let the engine clip in the next step."""
+        """Let the engine clip gradients in the next optimizer step."""
         if algorithm == "value":
             if clip_val:  # a limit of 0 means no clipping
                 raise self._no_clipping_by_value()
@@ -394,7 +394,7 @@ class DeepSpeedStrategy(ParallelStrategy):
             super().load_module_state(module, state, strict)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Return on rank 0 the optimizer's state as it would be with one process."""
+        """Return on rank 0 the state that the optimizer would have with one process."""
         if self._kept is not None:
             return self._kept[1].get(id(optimizer), {})
         if not self._trains():
@@ -427,8 +427,9 @@ class DeepSpeedStrategy(ParallelStrategy):
         """Write weights and optimizer states as a folder of DeepSpeed's own format. Every rank must call this method.
 
         Args:
-            folder: the folder to write, for DeepSpeed's tools. DeepSpeed also puts its tool ``zero_to_fp32.py`` there.
-            tag: the name of the subfolder; ``None``: a name that DeepSpeed makes from the number of steps.
+            folder: the folder to write, for DeepSpeed's tools. DeepSpeed also copies the tool ``zero_to_fp32.py`` into
+                this folder.
+            tag: the name of the subfolder; ``None``: DeepSpeed makes a name from the number of steps.
         """
         self._running_engine("save_deepspeed_checkpoint").save_checkpoint(str(folder), tag=tag)
 
@@ -439,7 +440,8 @@ class DeepSpeedStrategy(ParallelStrategy):
         The folder's files are unpickled, which can run code.
 
         Raises:
-            CheckpointError: the folder has no such checkpoint, or a different number of processes has written it.
+            CheckpointError: the folder has no such checkpoint, or a different number of processes has written the
+                folder.
         """
         engine = self._running_engine("load_deepspeed_checkpoint")
         _deepspeed_state.load_folder(engine, Path(folder), tag, self.world_size)
@@ -460,11 +462,11 @@ class DeepSpeedStrategy(ParallelStrategy):
     def load_checkpoint(
         self, checkpoint_path: str | Path, weights_only: bool | None = None, into: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Read a checkpoint; if it is a folder of DeepSpeed's own format, read only the weights.
+        """Read a checkpoint. From a folder of DeepSpeed's own format, read only the weights.
 
         Raises:
-            CheckpointError: the checkpoint is such a folder, and ``weights_only`` is not False or training is to resume
-                from it.
+            CheckpointError: the checkpoint is a folder of DeepSpeed's own format, and either ``weights_only`` is not
+                False or training is to resume from the folder.
         """
         if not self.reads_folder(str(checkpoint_path)):
             return super().load_checkpoint(checkpoint_path, weights_only, into)

@@ -21,7 +21,7 @@ from drivetrain.strategies.strategy import Strategy, StrategyRegistry
 
 
 class ReplicaStrategy(Strategy):
-    """Base of the strategies whose process trains on several devices, with a replica of the module on each."""
+    """Base of the strategies whose process trains on several devices, with a replica of the module on each device."""
 
     _made: tuple[Replicas, ...] = ()
 
@@ -32,7 +32,7 @@ class ReplicaStrategy(Strategy):
     def _devices(self) -> Sequence[torch.device]:
         if devices := self.parallel_devices or self.own_parts.devices:
             return devices
-        assert self.accelerator is not None  # without devices from a Trainer, the caller has passed an accelerator
+        assert self.accelerator is not None  # without devices, a strategy always has an accelerator
         return self.accelerator.get_parallel_devices([0])
 
     def split_batch(self, batch: Any, devices: Sequence[torch.device]) -> tuple[list[Any], list[int]]:
@@ -53,7 +53,7 @@ class ReplicaStrategy(Strategy):
 
         Raises:
             NotSupportedError: the module uses manual optimization.
-            ConfigurationError: batch norm is to be synchronised.
+            ConfigurationError: the Trainer has ``sync_batchnorm=True``.
         """
         name, module = type(self).__name__, self.lightning_module
         if not module.automatic_optimization:
@@ -84,18 +84,18 @@ class ReplicaStrategy(Strategy):
 class DataParallelStrategy(ReplicaStrategy):
     """Runs each step in one process on all devices of this machine; each device computes on its part of the batch.
 
-    A batch is split along its first dimension. The outputs of the parts are joined: means are weighted by samples, so
-    loss, gradients and logged values equal those of the complete batch on one device. If the module defines
-    ``training_step_end``, ``validation_step_end`` or ``test_step_end``, this hook gets the outputs of all parts, and
-    can compute what depends on all samples.
+    A batch is split along its first dimension. The outputs of the parts are joined. Means are weighted by the numbers
+    of samples. Loss, gradients and logged values are therefore the same as for the complete batch on one device. If the
+    module defines ``training_step_end``, ``validation_step_end`` or ``test_step_end``, this hook gets the outputs of
+    all parts. The hook can compute values that depend on all samples.
 
-    Devices of an accelerator work concurrently. Replicas on the CPU run one after the other, so that random numbers are
-    drawn in a fixed order.
+    Devices of an accelerator work concurrently. Replicas on the CPU run one after the other, so that the order of
+    random numbers is fixed.
 
     Args:
         accelerator, checkpoint_io, precision_plugin: as for every strategy.
-        parallel_devices: the devices; the module itself is on the first. ``None``: the devices that the Trainer's
-            arguments select.
+        parallel_devices: the devices. The module itself is on the first device. ``None``: the devices that the
+            Trainer's arguments select.
     """
 
     facts = Strategy.facts.but(drives_all_devices=True, earlier=Earlier(step_ends=True))
@@ -122,7 +122,7 @@ class DataParallelStrategy(ReplicaStrategy):
         return bound_to(self.model, self.lightning_module, name, len(self._devices))
 
     def teardown(self) -> None:
-        self.model = self.lightning_module  # the replicas exist only during the run
+        self.model = self.lightning_module  # without the replicas, which exist only during the run
         super().teardown()
 
 
@@ -130,7 +130,7 @@ def bound_to(replicas: Replicas, module: nn.Module, name: str, devices: int) -> 
     """Return a function that runs the step ``name`` on the replicas of ``module``.
 
     Raises:
-        NotSupportedError: the step fetches its batches itself, and there are several devices.
+        NotSupportedError: the step itself fetches batches, and there are several devices.
     """
     method = compiled_method(module, name)
     if devices > 1 and takes_iterator(getattr(module, name)):

@@ -1,4 +1,4 @@
-"""Facts that a strategy declares about itself; the library reads them before and during a run."""
+"""Facts that a strategy declares about itself. drivetrain reads these facts before and during a run."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ class Earlier:
 
     Attributes:
         step_ends: the strategy splits batches, and calls the module's ``training_step_end``, ``validation_step_end``
-            and ``test_step_end`` with the outputs of all parts. Other strategies refuse a module that defines one of
-            these methods.
-        zero_grad: the strategy's ``zero_grad`` calls the module's ``optimizer_zero_grad``; otherwise the module's
-            method replaces the strategy's.
+            and ``test_step_end`` with the outputs of all parts. If False, a module that defines one of these methods
+            causes an error.
+        zero_grad: the strategy's ``zero_grad`` calls the module's ``optimizer_zero_grad``. If False, the module's
+            method is called instead of the strategy's method.
         clears_last: the strategy's ``optimizer_step`` ends with ``on_before_zero_grad`` and the module's
-            ``optimizer_zero_grad``; otherwise the loop calls both before the first backward pass for each optimizer
+            ``optimizer_zero_grad``. If False, the loop calls both before the first backward pass for each optimizer
             step.
-        hooks: further methods of a module or a callback that the strategy calls; other strategies refuse a module that
-            defines one, and warn about a callback that defines one.
+        hooks: further methods of a module or a callback that the strategy calls. With all other strategies, a module
+            that defines such a method causes an error, and a callback that defines such a method causes a warning.
         step_arguments: the names of further arguments of ``training_step``.
-        enters_contexts: the strategy's steps enter the precision's contexts themselves.
+        enters_contexts: the strategy's own steps enter the precision's contexts, so drivetrain does not enter these
+            contexts.
         reduces: the strategy's ``reduce`` also reduces logged values.
     """
 
@@ -57,33 +58,37 @@ class Facts:
 
     Attributes:
         is_distributed: several processes train together.
-        drives_all_devices: one process trains on all devices of its machine; otherwise each device has its own process.
-        accelerators: the only supported accelerators, by name or device type; empty: all accelerators except those that
-            need strategies of their own.
-        start_method: how processes start if no launcher has started them: "popen", "spawn", "fork", "forkserver",
-            "ray"; ``None``: the strategy starts no processes.
-        restores_after_setup: the Trainer reads a checkpoint and loads its weights after ``setup`` instead of before it.
-            Needed if ``setup`` shards the model, or if ``load_checkpoint`` fills the model in place.
-        trainer_restores_optimizers: the Trainer restores optimizers from a checkpoint; False if the strategy's
-            ``load_checkpoint`` restores them.
-        calls_through_forward: steps run inside the module's ``__call__``. FSDP2 needs this, for example, because it
-            adds hooks to the module instead of wrapping it.
-        allows_inference_mode: evaluation may run under ``torch.inference_mode``; otherwise it runs under ``no_grad``.
+        drives_all_devices: one process trains on all devices of its machine. If False, each device has its own process.
+        accelerators: the names or device types of the supported accelerators. If empty, the strategy supports all
+            accelerators that need no special strategy.
+        start_method: how the strategy starts processes if no launcher has started them: "popen", "spawn", "fork",
+            "forkserver" or "ray". ``None``: the strategy starts no processes.
+        restores_after_setup: the Trainer reads a checkpoint and loads the weights after ``setup``. If False, the
+            Trainer does this before ``setup``. Must be True if ``setup`` shards the model, or if ``load_checkpoint``
+            fills the model in place.
+        trainer_restores_optimizers: the Trainer restores optimizers from a checkpoint. If False, the strategy's
+            ``load_checkpoint`` restores the optimizers.
+        calls_through_forward: steps run inside the module's ``__call__``. FSDP2, for example, needs this, because FSDP2
+            adds hooks to the module.
+        allows_inference_mode: evaluation can run under ``torch.inference_mode``. If False, evaluation runs under
+            ``no_grad``.
         handles_gradient_accumulation: the optimizers themselves accumulate gradients over batches. The loop
             therefore does not divide the loss, and steps the optimizers after each batch.
-        honoured_hooks: for a strategy that implements the whole step itself: the hooks that it calls within a step. If
-            the module or a callback overrides another hook of a step, set-up raises an error. ``StepParts.HOOKS``: the
-            hooks that ``StepParts`` calls; "all": every hook.
+        honoured_hooks: for a strategy with its own implementation of the whole step: the hooks that this implementation
+            calls. If the module or a callback overrides another hook of a step, set-up raises an error. Use
+            ``StepParts.HOOKS`` for the hooks that ``StepParts`` calls, and "all" for every hook.
         local_passes: "module:function" for ``Trainer(split_on_oom=True)``. The function returns the
-            :class:`~drivetrain.strategies.local_passes.LocalPasses` of this strategy, which run passes without
-            communication between ranks and then one exchange. "": ``split_on_oom=True`` raises an error.
-        refuses: arguments of the Trainer that do not work with the strategy, each with the reason as a text: "compile",
-            "cuda_graphs", "replay_every", "replica_check_every", "save_trainable_only", "split_on_oom".
-        engine_verbs: for a strategy whose methods have other signatures than a Trainer expects: the class through which
-            an Engine calls these methods, instead of the Engine's own ``Verbs``.
-        engine_class: for a strategy that only a Trainer can use: "module:class" of the strategy that an Engine creates
+            :class:`~drivetrain.strategies.local_passes.LocalPasses` of this strategy. A ``LocalPasses`` object runs
+            passes in which the ranks do not communicate, and one exchange afterwards. If empty, ``split_on_oom=True``
+            raises an error.
+        refuses: the names of the Trainer's arguments that do not work with the strategy, each with the reason. Possible
+            names: "compile", "cuda_graphs", "replay_every", "replica_check_every", "save_trainable_only",
+            "split_on_oom".
+        engine_verbs: for a strategy whose methods do not have the signatures that a Trainer expects. An Engine calls
+            these methods through this class instead of its own ``Verbs``.
+        engine_class: for a strategy that only a Trainer can use. An Engine instead creates the strategy "module:class"
             for the same names.
-        earlier: facts of strategies that train like earlier generations of Lightning.
+        earlier: facts of a strategy that trains like earlier generations of Lightning.
     """
 
     is_distributed: bool = False
@@ -103,7 +108,7 @@ class Facts:
     earlier: Earlier = Earlier()
 
     def but(self, **changes: Any) -> Facts:
-        """Return these facts with some of them changed."""
+        """Return a copy of these facts, with ``changes``."""
         return replace(self, **changes)
 
 
@@ -115,7 +120,8 @@ def check_declared(cls: Any) -> None:
     """Check that a strategy's class declares facts only in ``facts``.
 
     Raises:
-        ConfigurationError: the class has an attribute with the name of a fact; nothing would read this attribute.
+        ConfigurationError: the class has an attribute with the name of a fact. drivetrain would not read this
+            attribute.
     """
     if wrong := sorted(vars(cls).keys() & _NAMES):
         value = vars(cls)[wrong[0]]
@@ -126,7 +132,7 @@ def check_declared(cls: Any) -> None:
 
 
 class Shared:
-    """Base of the classes that form the contract; it only declares the types of the attributes that these classes
+    """Base of the classes that form the contract. The base only declares the types of the attributes that these classes
     share.
     """
 

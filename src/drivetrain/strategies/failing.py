@@ -1,4 +1,6 @@
-"""Report why this rank fails: to the other ranks, through the job's store, and to the process that prints a report."""
+"""Report why this rank fails. The other ranks read the reason from the job's store; the watching process reads the
+reason and prints a report.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,11 @@ from drivetrain.launchers.board import Sheet
 from drivetrain.launchers.tracebacks import cut_completely, place_of_user
 from drivetrain.strategies import waiting
 
-_STORE_S = 2.0  # seconds that a failing rank waits for the store, whose process may have stopped
+_STORE_S = 2.0  # seconds that a failing rank waits for the store; the process of the store may have stopped
 
 
 def report(error: BaseException, sheet: Sheet | None, summary: Callable[[Exception], str]) -> None:
-    """Report why this rank fails: to the other ranks through the job's store, and in shared memory to the watching
-    process.
+    """Report why this rank fails: to the other ranks in the job's store, and to the watching process in shared memory.
 
     Args:
         error: the exception that ends this rank.
@@ -36,9 +37,9 @@ def report(error: BaseException, sheet: Sheet | None, summary: Callable[[Excepti
 
 
 def use_store(exchange: Callable[[], object]) -> None:
-    """Call ``exchange``, which uses the job's store, in a thread; wait only a few seconds for the result.
+    """Call ``exchange`` in a thread, and wait only a few seconds for the result. ``exchange`` uses the job's store.
 
-    So a store that does not answer cannot prevent a rank from ending.
+    Even if the store does not answer, the rank can therefore end.
     """
 
     def attempt() -> None:
@@ -51,11 +52,11 @@ def use_store(exchange: Callable[[], object]) -> None:
 
 
 def _tell_ranks(error: Exception, summary: Callable[[Exception], str]) -> None:
-    """Send the reason of this failure to the other ranks. If ``error`` follows from another rank's failure, instead add
-    that rank's reason to ``error``.
+    """Send the reason of this failure to the other ranks. If another rank's failure has caused ``error``, add the
+    reason of the other rank to ``error`` instead.
 
-    A failing rank sends its reason first; only then does its process end or leave the group, and the exchanges of the
-    other ranks break. A second call changes nothing.
+    A failing rank sends its reason before its process ends or leaves the group. The exchanges of the other ranks break
+    only afterwards. A second call changes nothing.
     """
     store = waiting.store_of_job()
     if store is None or isinstance(error, PeerError):  # a PeerError already contains the other rank's reason
@@ -80,8 +81,8 @@ def _tell_ranks(error: Exception, summary: Callable[[Exception], str]) -> None:
 
 
 def _write_for_report(sheet: Sheet | None, error: BaseException) -> None:
-    """Write the reason of this failure for the report, if this rank is watched and ``error`` is not a request to
-    end.
+    """Write the reason of this failure for the report. Nothing is written if no process watches this rank, or if
+    ``error`` is a request to end.
     """
     failed_exit = isinstance(error, SystemExit) and not isinstance(error, SIGTERMException) and bool(error.code)
     if sheet is None or not (isinstance(error, Exception) or failed_exit):
@@ -93,8 +94,8 @@ def _write_for_report(sheet: Sheet | None, error: BaseException) -> None:
 
 
 def summary(error: BaseException, where: str) -> str:
-    """Return a text for other ranks: which rank has failed, in which phase of the run, with which exception, in which
-    line of the user's code.
+    """Return a text for other ranks. The text names the failed rank, the phase of the run, the exception and the line
+    of the user's code.
     """
     place = place_of_user(error)
     lines = f"{type(error).__name__}: {text_of(error)}".splitlines()
@@ -102,10 +103,10 @@ def summary(error: BaseException, where: str) -> str:
 
 
 def _collective(error: Exception) -> str:
-    """Return the collective in or after which this rank has failed; "" if torch has recorded none."""
+    """Return the last collective of this rank before its failure, or "" if torch has recorded no collective."""
     if waiting.store_of_job() is None:
         return ""
-    with suppress(Exception):  # other versions of torch may raise anything; only the original error matters
+    with suppress(Exception):  # in other versions of torch, these lines may raise any exception
         last = flight.last(json.loads(flight.taken()))
         if last is not None:
             return f"{'in' if child.follows(error) else 'after'} {last}"

@@ -1,8 +1,8 @@
-"""Strategy members with Lightning's names, implemented with this package's contract.
+"""The members of a strategy that have Lightning's names. They call the methods of this package's contract.
 
 The class ``Familiar`` defines these members, so that users can call and override them. The library itself calls the
-functions below the class. Such a function calls the strategy's override of a member if there is one, and otherwise the
-contract's method for the same purpose.
+functions below the class. If a strategy overrides a member, such a function calls the override. Otherwise the function
+calls the contract's method for the same purpose.
 """
 
 from __future__ import annotations
@@ -38,13 +38,11 @@ _DECLARED = {
 
 
 COLLECTIVES = frozenset({"barrier", "broadcast", "reduce_boolean_decision"})
-"""If a strategy overrides one of these members, the group :attr:`Strategy.world` calls the override, too."""
+"""If a strategy overrides one of these members, the group :attr:`Strategy.world` also calls the override."""
 
 
 class Familiar(Step, State):
-    """Lightning's names for members that have other names in this package's contract; users can call and
-    override them.
-    """
+    """Lightning's names for members that have different names in this package's contract."""
 
     is_distributed: Any = reads("facts.is_distributed", "Several processes train together.")
     restore_checkpoint_after_setup: Any = reads("facts.restores_after_setup", "Weights are loaded after ``setup``.")
@@ -61,14 +59,14 @@ class Familiar(Step, State):
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """Arguments for a DistributedSampler; ranks that must get the same samples with the same augmentation have the
-        same ``rank``.
+        """Arguments for a DistributedSampler. Ranks that must get the same samples, with the same augmentation, get the
+        same value of ``rank``.
         """
         return {"num_replicas": self.data.size, "rank": self.data.index}
 
     @property
     def device_mesh(self) -> Any:
-        """The device mesh of a strategy that shards the model; ``None`` for others."""
+        """The device mesh of a strategy that shards the model; ``None`` for any other strategy."""
         return None
 
     def model_to_device(self) -> None:
@@ -90,7 +88,9 @@ class Familiar(Step, State):
     # ---- between ranks -------------------------------------------------------------------------------------------
 
     def barrier(self, name: str | None = None, *args: Any, **kwargs: Any) -> None:
-        """Wait for every rank. Further arguments, which other libraries' barriers have, are ignored."""
+        """Wait for every rank. Further arguments are ignored, because other libraries' barriers have different
+        arguments.
+        """
         self._plain_world.barrier(name)
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
@@ -98,35 +98,38 @@ class Familiar(Step, State):
         return self._plain_world.broadcast(obj, src)
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        """Return whether ``decision`` is true on all ranks, or with ``all=False`` on at least one. Every rank gets the
-        same result, so all take the same branch.
+        """Return whether ``decision`` is true on all ranks. With ``all=False``, return whether ``decision`` is true on
+        at least one rank. Every rank gets the same result.
         """
         return self._plain_world.reduce_boolean_decision(decision, all)
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """Reduce ``tensor`` over the ranks of ``group``, or over all ranks; return a value that is no tensor unchanged.
+        """Reduce ``tensor`` over the ranks of ``group``, or over all ranks. A value that is no tensor is returned
+        unchanged.
 
         Raises:
-            UnknownNameError: the operation ``reduce_op`` is unknown, also with one process.
+            UnknownNameError: the operation ``reduce_op`` is unknown. This error is also raised with one process.
         """
         operation_of(reduce_op)
         return self._group_of(group).all_reduce(tensor, reduce_op) if isinstance(tensor, Tensor) else tensor
 
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
-        """Return the stacked tensors of the ranks of ``group``, or of all ranks; with one rank, return the tensor
+        """Return the stacked tensors of the ranks of ``group``, or of all ranks. With one rank, return the tensor
         itself.
         """
         ranks = self._group_of(group)
         return tensor if ranks.size == 1 else ranks.all_gather(tensor, sync_grads)
 
     def _group_of(self, group: Any) -> Group:
-        """Return the group for an argument of a collective: a Group, or a process group of torch.distributed."""
+        """Return the Group for an argument of a collective. The argument may be a Group, or a process group of
+        torch.distributed.
+        """
         return group if isinstance(group, Group) else self._plain_world
 
     # ---- a step --------------------------------------------------------------------------------------------------
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module's ``training_step`` with the arguments that it accepts."""
+        """Run the module's ``training_step`` with those of ``args`` that the method accepts."""
         return self._run_step("training_step", *args, **kwargs)
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -149,7 +152,7 @@ class Familiar(Step, State):
         return self.driver.steps.get(name) or self.bind(name)
 
     def post_training_step(self) -> None:
-        """Called after ``training_step``, before its backward pass."""
+        """Called between ``training_step`` and the backward pass."""
 
     def pre_backward(self, closure_loss: Tensor) -> None:
         """Called before a backward pass."""
@@ -182,7 +185,9 @@ class Familiar(Step, State):
         self.clip_gradients(module, optimizer, clip_val, "value")
 
     def setup_precision_plugin(self) -> None:
-        """Let the precision replace the model, the optimizers or the schedulers of the run, after they are created."""
+        """Let the precision replace the model, the optimizers or the schedulers of the run. Called after these were
+        created.
+        """
         precision, model = self.precision_plugin, self.model
         if model is not None and overrides(precision, "connect", Precision):
             self.model, self.optimizers, self.lr_scheduler_configs = precision.connect(
@@ -206,12 +211,12 @@ class Familiar(Step, State):
     # ---- phases of a run -----------------------------------------------------------------------------------------
 
     def on_train_start(self) -> None:
-        """Called after the hooks of this name in callbacks and module. The methods below are also called after the
-        hooks of their names.
+        """Called after the hooks ``on_train_start`` of callbacks and module. Each method below is also called after the
+        hooks of its name.
         """
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Called before a batch, only if overridden."""
+        """Called before a batch if a subclass overrides this method."""
 
     def on_train_end(self) -> None:
         """Called after training."""
@@ -254,7 +259,7 @@ def own_collectives(strategy: Strategy, world: Group) -> Group:
 
 
 def own_reduce(strategy: Strategy) -> Callable[..., Any] | None:
-    """Return a user's override of ``reduce``, for logged values; ``None`` if there is none."""
+    """Return the override of ``reduce`` that reduces logged values, or ``None`` without an override."""
     own = defined_by_user(strategy, "reduce") or strategy.facts.earlier.reduces
     return strategy.reduce if own else None
 
@@ -284,7 +289,9 @@ def part_of_data(strategy: Strategy) -> int | None:
 
 
 def bind_step_of(strategy: Strategy, name: str) -> Callable[..., Any]:
-    """Return the function that runs the step of this name: the module's, or the strategy's override."""
+    """Return the function that runs the step ``name``: the strategy's override of the step, or else the
+    module's step.
+    """
     bound = strategy.driver.steps[name] = strategy.bind(name)
     step: Callable[..., Any] = getattr(strategy, name) if overrides(strategy, name, Familiar) else bound
     if enters_step_contexts(strategy) and not strategy.facts.earlier.enters_contexts:
@@ -295,7 +302,7 @@ def bind_step_of(strategy: Strategy, name: str) -> Callable[..., Any]:
 
 
 def enters_step_contexts(strategy: Strategy) -> bool:
-    """Whether each call of a step enters a context, because user code or the strategy defines contexts for steps."""
+    """Whether each call of a step must enter a context that user code or the strategy defines for steps."""
     own = any(
         defined_by_user(strategy.precision_plugin, name) for name in ("forward_context", *_STEP_CONTEXTS.values())
     )
@@ -311,7 +318,7 @@ def _in_context(step: Callable[..., Any], context: Callable[[], AbstractContextM
 
 
 def then(first: Callable[..., Any], second: Callable[[], None]) -> Callable[..., Any]:
-    """Return a function that calls ``first``, then ``second``, and returns what ``first`` returned."""
+    """Return a function that calls ``first``, then calls ``second``, and returns the result of ``first``."""
 
     def both(*args: Any, **kwargs: Any) -> Any:
         output = first(*args, **kwargs)
@@ -324,8 +331,9 @@ def then(first: Callable[..., Any], second: Callable[[], None]) -> Callable[...,
 def bind_backward(
     strategy: Strategy, differentiate: Callable[..., Any], optimizer: Optimizer | None
 ) -> Callable[..., Any]:
-    """Return the function for backward passes: the strategy's override of ``backward``, or ``differentiate``,
-    surrounded by the strategy's hooks. The returned function is called with a loss and further arguments.
+    """Return the function for backward passes. This is the strategy's override of ``backward``, or otherwise
+    ``differentiate`` between the strategy's hooks. The arguments of the function are a loss and further arguments of
+    ``backward``.
     """
     if differentiates_itself(strategy):
         own = strategy.backward
@@ -342,7 +350,7 @@ def bind_backward(
 
 
 def differentiates_plainly(strategy: Strategy) -> bool:
-    """Whether strategy and precision only call ``loss.backward()`` in a backward pass."""
+    """Whether a backward pass of this strategy and its precision is only ``loss.backward()``."""
     precision = strategy.precision_plugin
     scales = precision.scales_loss or overrides(precision, "backward", Precision)
     return not (scales or differentiates_itself(strategy) or _surrounds_backward(strategy))
@@ -359,8 +367,8 @@ def bind_zero_grad(strategy: Strategy, optimizer: Optimizer) -> Callable[[], Non
 
 
 def bind_clipping(strategy: Strategy, module: nn.Module, algorithm: Any) -> Callable[..., Any]:
-    """Return the function that clips gradients: the strategy's override, or the precision's function. The returned
-    function is called with an optimizer, the value and ``algorithm``.
+    """Return the function that clips gradients: the strategy's override, or the precision's function. The arguments of
+    the function are an optimizer, the limit and ``algorithm``.
     """
     verb = "clip_gradients_value" if algorithm == "value" else "clip_gradients_norm"
     if overrides(strategy, verb, Familiar):
@@ -376,7 +384,7 @@ def bind_accumulating(strategy: Strategy, model: nn.Module) -> Callable[[], Abst
     """Return a function that creates a context in which backward passes exchange no gradients; ``None`` if the strategy
     has no such context.
     """
-    if overrides(strategy, "block_backward_sync", Familiar):  # the override only supports the model of the run
+    if overrides(strategy, "block_backward_sync", Familiar):  # the override only supports ``strategy.model``
         return functools.partial(_blocking, strategy, model)
     return functools.partial(strategy.accumulating, model) if overrides(strategy, "accumulating", Step) else None
 
@@ -408,7 +416,7 @@ def module_state(strategy: Strategy, module: nn.Module, model: nn.Module) -> dic
 def load_module_state(
     strategy: Strategy, module: nn.Module, model: nn.Module, state: Mapping[str, Any], strict: bool
 ) -> None:
-    """Load a result of :func:`module_state`."""
+    """Load ``state``, a result of :func:`module_state`, into ``module``."""
     if not overrides(strategy, "load_model_state_dict", Familiar):
         strategy.load_module_state(module, state, strict)
         return
@@ -425,7 +433,7 @@ def optimizer_state(strategy: Strategy, optimizer: Optimizer, module: nn.Module 
 def load_optimizer_state(
     strategy: Strategy, optimizer: Optimizer, module: nn.Module | None, state: Mapping[str, Any]
 ) -> None:
-    """Load a result of :func:`optimizer_state`."""
+    """Load ``state``, a result of :func:`optimizer_state`, into ``optimizer``."""
     if not overrides(strategy, "load_optimizer_state_dict", Familiar):
         strategy.load_optimizer_states([optimizer], [state], {})
         return
@@ -436,10 +444,9 @@ def load_optimizer_state(
 @contextmanager
 def standing_for(strategy: Strategy, **attributes: Any) -> Iterator[None]:
     """Context in which ``attributes`` replace attributes of a strategy. Lightning's members have no argument for the
-    module, so their overrides read the module from the strategy.
+    module, so an override of a member reads the module from the strategy.
     """
-    # The attributes are written to the instance's dictionary, because a setter may do work that belongs to the start of
-    # a run.
+    # The attributes are written to the instance's dictionary, because a setter may do work for the start of a run.
     own = vars(strategy)
     before = {name: own[name] for name in attributes if name in own}
     own.update({name: attributes[name] for name in before})
@@ -450,9 +457,7 @@ def standing_for(strategy: Strategy, **attributes: Any) -> Iterator[None]:
 
 
 def read_overrides(strategy: Strategy) -> None:
-    """If the strategy overrides members that stand for facts, set the strategy's facts to the values of the overrides.
-    Called when a run begins.
-    """
+    """Set the strategy's facts to the values of the members that the strategy overrides. Called when a run begins."""
     own = type(strategy)
     overridden = {name: fact for name, fact in _DECLARED.items() if getattr(own, name) is not vars(Familiar)[name]}
     if overridden:

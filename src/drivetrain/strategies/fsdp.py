@@ -37,40 +37,41 @@ if TYPE_CHECKING:
 @StrategyRegistry.register("fsdp")
 @StrategyRegistry.register("fsdp_cpu_offload", cpu_offload=True)
 class FSDPStrategy(FullySharded, ParallelStrategy):
-    """torch's ``fully_shard`` around the blocks of the model, and around the model for its other parameters.
+    """torch's ``fully_shard``, applied to the blocks of the model, and to the model itself for all other parameters.
 
-    A block's parameters are gathered for its computation and freed afterwards. See docs/fsdp.md.
+    The parameters of a block are gathered for the computation of the block, and freed afterwards. See docs/fsdp.md.
 
     Args:
         accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin, process_group_backend,
             timeout: as for :class:`ParallelStrategy`.
-        cpu_offload: keep unused shards in host memory, where the optimizer then steps. True, or torch's
+        cpu_offload: keep unused shards in host memory; the optimizer then steps on the host. True, or torch's
             ``CPUOffloadPolicy``.
         mixed_precision: torch's ``MixedPrecisionPolicy``: the dtypes in which parameters are gathered and gradients are
             reduced. ``None``: the parameters' own dtype.
         auto_wrap_policy: the layers that are blocks: classes, class names, a function ``policy(module) -> bool``, or
-            one of torch's policies. ``None``: the blocks that the model declares, or otherwise its repeated layers.
+            one of torch's policies. ``None``: the blocks that the model declares. A model without declared blocks is
+            divided into its repeated layers.
         activation_checkpointing: an alias of ``activation_checkpointing_policy``.
         activation_checkpointing_policy: the layers that recompute their activations in the backward pass, given in the
             same forms as ``auto_wrap_policy``.
         sharding_strategy: "FULL_SHARD"; "SHARD_GRAD_OP" keeps the parameters gathered from forward to backward;
             "HYBRID_SHARD" shards over the processes of one machine and replicates over machines; "NO_SHARD" replicates.
         state_dict_type: "full": checkpoints are single files, as with one process. "sharded": checkpoints are folders,
-            into which each process writes its shards. With either value, both forms can be read.
+            into which each process writes its shards. Both forms can be read with either value.
         device_mesh: a ``DeviceMesh``, or (replicas, shards), for hybrid sharding; ``None``: one dimension with all
             processes.
-        gradient_exchange: "batch": reduce gradients to shards in each backward pass; "window": reduce them once per
-            optimizer step; until then each process keeps complete gradients of all parameters.
+        gradient_exchange: "batch": reduce gradients to shards in each backward pass; "window": reduce gradients once
+            per optimizer step. Until this reduction, each process keeps complete gradients of all parameters.
         shard_placement_fn: torch's argument: a function that returns the dimension along which a parameter is sharded.
         init_on_meta: ``configure_model`` creates parameters on the meta device, without memory. After sharding, each
             layer initialises its own parameters with ``reset_parameters``. With False, layers initialise only
             parameters that ``configure_model`` itself has put on the meta device.
-        start_method: how processes start if no launcher has started them: "popen", "spawn", "fork", "forkserver" or
-            "ray".
-        others: arguments of torch's first FSDP that have no effect here; they cause a warning.
+        start_method: how the strategy starts processes if no launcher has started them: "popen", "spawn", "fork",
+            "forkserver" or "ray".
+        others: arguments of torch's first FSDP. These arguments have no effect here, and cause a warning.
 
     Raises:
-        ConfigurationError: an argument is wrong, or two contradict each other.
+        ConfigurationError: an argument is wrong, or two arguments contradict each other.
     """
 
     strategy_name = "fsdp"
@@ -121,7 +122,9 @@ class FSDPStrategy(FullySharded, ParallelStrategy):
 
     @property
     def device_mesh(self) -> DeviceMesh:
-        """The mesh over which parameters are sharded, for a ``configure_model`` that shards layers itself."""
+        """The mesh over which parameters are sharded. A ``configure_model`` that shards layers itself can use this
+        mesh.
+        """
         given = self.options.device_mesh
         return super().device_mesh if given is None or isinstance(given, Sequence) else given
 
@@ -135,7 +138,7 @@ class FSDPStrategy(FullySharded, ParallelStrategy):
     # ---- errors --------------------------------------------------------------------------------------------------
 
     def explain(self, error: BaseException) -> Exception | None:
-        """Explain torch's error if a step has used a parameter that was not gathered."""
+        """Explain an error of torch: a step has used a parameter that was not gathered."""
         if isinstance(error, RuntimeError) and "mixed torch.Tensor and DTensor" in str(error):
             return ConfigurationError(
                 "A step used a parameter while each process had only its shard of it. FSDP gathers the parameters of "

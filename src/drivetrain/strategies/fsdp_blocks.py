@@ -17,18 +17,19 @@ from drivetrain.base.torch_private import CLASSES_OF_POLICY, FSDP_STATE, FUNCTIO
 from drivetrain.errors import ConfigurationError, described, did_you_mean, number_of
 
 Policy = Callable[..., Any] | Collection[type[nn.Module] | str] | type[nn.Module] | str
-"""What selects layers: classes, class names, a function ``policy(module) -> bool``, or a policy of torch's FSDP."""
+"""A selection of layers: classes, class names, a function ``policy(module) -> bool``, or a policy of torch's FSDP."""
 
-_WITHOUT_FORWARD = (nn.ModuleList, nn.ModuleDict)  # no blocks: a call of a block gathers it, and these are never called
+_WITHOUT_FORWARD = (nn.ModuleList, nn.ModuleDict)  # no blocks: a block is gathered when it is called
 
 
 def find_blocks(root: nn.Module) -> list[nn.Module]:
-    """Return the blocks of a model without a policy: those that the model declares, or otherwise its repeated layers.
+    """Return the blocks of a model without a policy: the blocks that the model declares, or otherwise the repeated
+    layers.
 
     A model declares blocks in ``_no_split_modules``, a list of class names, as models of Hugging Face do. Repeated
     layers are layers of the same class in one ``ModuleList``, ``Sequential`` or ``ModuleDict``. If there are no such
-    layers, children of the same class in any module count as repeated layers. If repeated layers contain repeated
-    layers, only the outer ones are blocks.
+    layers, children of the same class in any module count as repeated layers. If a repeated layer contains repeated
+    layers, only the outer layer is a block.
     """
     declared = {name for module in root.modules() for name in getattr(module, "_no_split_modules", None) or ()}
     if declared and (found := [each for each in _below(root) if type(each).__name__ in declared]):
@@ -42,8 +43,8 @@ def find_blocks(root: nn.Module) -> list[nn.Module]:
 
 
 def _repeated(parent: nn.Module) -> list[nn.Module]:
-    """Return the children whose class occurs at least twice; if there are several such classes, those of the class with
-    the most parameters.
+    """Return the children whose class occurs at least twice. If several classes do, return only the children of the
+    class with the most parameters.
     """
     children = [each for each in parent.children() if not isinstance(each, _WITHOUT_FORWARD)]
     sizes: Counter[type[nn.Module]] = Counter()
@@ -55,7 +56,7 @@ def _repeated(parent: nn.Module) -> list[nn.Module]:
 
 
 def matching(root: nn.Module, policy: Policy, argument: str) -> list[nn.Module]:
-    """Return the modules that a policy selects, which may include ``root``.
+    """Return the modules that a policy selects. ``root`` may be among these modules.
 
     Args:
         root: the model.
@@ -106,7 +107,7 @@ _WRITE = "Write {0}={{Block}}, the classes of the layers, or a function of a mod
 
 
 def class_name(module: nn.Module) -> str:
-    """Return the name of the class that the user wrote, without the prefix that FSDP adds."""
+    """Return the class name in the user's code, without the prefix that FSDP adds."""
     kind = type(module)
     return (kind.__mro__[2] if hasattr(module, FSDP_STATE) else kind).__name__
 
@@ -120,8 +121,8 @@ def _by_function(root: nn.Module, function: Callable[..., Any]) -> list[nn.Modul
 
 
 def _by_size(module: nn.Module, function: Callable[..., Any], found: list[nn.Module], root: nn.Module) -> int:
-    """Apply a policy ``(module, recurse, nonwrapped_numel)`` bottom-up; return the number of elements in the found
-    blocks.
+    """Apply a policy ``(module, recurse, nonwrapped_numel)`` bottom-up. Return the number of elements in the blocks
+    that the policy selects.
     """
     size = _size(module)
     if not function(module=module, recurse=True, nonwrapped_numel=size):
@@ -134,9 +135,9 @@ def _by_size(module: nn.Module, function: Callable[..., Any], found: list[nn.Mod
 
 
 def apart_from_tied(root: nn.Module, blocks: list[nn.Module]) -> list[nn.Module]:
-    """Return the blocks that share no parameter with a module outside the block; a warning names the other blocks.
+    """Return the blocks that share no parameter with a module outside the block. A warning names the other blocks.
 
-    If two blocks shared a parameter, sharding would silently turn it into two parameters.
+    Sharding two blocks with a shared parameter would silently turn the shared parameter into two parameters.
     """
     owners: dict[int, list[nn.Module]] = {}
     for module in root.modules():

@@ -1,8 +1,8 @@
-"""Free the parameters that FSDP keeps gathered from forward to backward, if no backward pass follows.
+"""Free the parameters that FSDP has kept gathered after a forward pass, if no backward pass follows.
 
-torch frees these parameters in the backward pass. After a forward pass without a backward pass (a validation step, or a
-training step that returns ``None``), the gathered copies would stay in the module instead of the shards, and a later
-forward pass would use these copies, although the optimizer has meanwhile changed the shards.
+torch frees these parameters in the backward pass. Some forward passes have no backward pass: a validation step, or a
+training step that returns ``None``. After such a pass the module would still have the gathered copies instead of the
+shards. A later forward pass would use these copies, although the optimizer may have changed the shards.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from drivetrain.base.torch_private import TRAINING_STATE, fsdp_groups, gathered_
 
 
 def keep_until_backward(root: nn.Module, kept: Sequence[nn.Module]) -> None:
-    """Let each forward pass of ``root`` start from the shards; free gathered parameters after a pass without gradients.
+    """Let each forward pass of ``root`` start from the shards. Free gathered parameters after a pass without gradients.
 
     Args:
         root: the model.
-        kept: the modules, possibly including ``root``, that ``fully_shard`` does not reshard after forward.
+        kept: the modules that ``fully_shard`` does not reshard after forward; ``root`` may be among these modules.
     """
     groups = [group for module in kept for group in fsdp_groups(module)]
     if groups:
         passes = _Passes(root, groups, fsdp_groups(root))
         root.register_forward_pre_hook(passes.begin, prepend=True)
-        # also after a pass that fails, because the step may catch the exception
+        # also called after a failed pass, because the step may catch the exception
         root.register_forward_hook(passes.end, always_call=True)
         root.zero_grad = passes.zero_grad  # type: ignore[method-assign]
     for module in kept:
@@ -38,7 +38,7 @@ def keep_until_backward(root: nn.Module, kept: Sequence[nn.Module]) -> None:
 
 
 class _Passes:
-    """Counts the forward passes of a model that run inside each other, such as ``self(x)`` inside ``training_step``.
+    """Counts the nested forward passes of a model, such as ``self(x)`` inside ``training_step``.
 
     torch treats the end of the inner pass as the end of both passes. While the outer pass still runs, this class
     therefore sets torch's state of the model's own parameters back to "forward".
@@ -58,9 +58,9 @@ class _Passes:
     def begin(self, module: nn.Module, args: Any) -> None:
         if not self._running:
             for group in self._groups:
-                # Free what an earlier pass has left gathered: after a failed pass, the state is still "forward". If the
-                # state is neither "forward" nor "idle", a backward pass is running, which needs the gathered
-                # parameters.
+                # Free parameters that an earlier pass has left gathered. After a failed pass, the state is still
+                # "forward". In any state except "forward" and "idle", a backward pass is running, which needs the
+                # gathered parameters.
                 if group.is_unsharded and getattr(group, TRAINING_STATE) in (self._idle, self._forward):
                     group.reshard()
         self._running += 1
@@ -75,7 +75,7 @@ class _Passes:
                 shard.grad = None if set_to_none else torch.zeros_like(shard.grad)
 
     def end(self, module: Any, args: Any, output: Any) -> None:
-        self._running = max(0, self._running - 1)  # a hook may have failed before the pass was counted
+        self._running = max(0, self._running - 1)  # not below 0: a hook may have failed before the pass was counted
         if self._running:
             for group in self._own:
                 setattr(group, TRAINING_STATE, self._forward)
@@ -105,7 +105,7 @@ def parameters_in(module: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def forget_iteration(module: Any) -> None:
-    """Reset the state and the gradients that an unfinished pass has left."""
+    """Reset the state of ``module`` after an unfinished pass, and drop the gradients of the pass."""
     if hasattr(module, "reset_iter_state"):
         module.reset_iter_state()
     elif hasattr(module, torch_private.FSDP_STATE):

@@ -1,4 +1,4 @@
-"""FSDPStrategy's arguments, checked and converted to those of torch's ``fully_shard``."""
+"""FSDPStrategy's arguments, checked and converted to arguments of torch's ``fully_shard``."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.errors import ConfigurationError, described, number_of, unknown_argument, unknown_value
 from drivetrain.strategies import fsdp_blocks
 
-# ``reshard_after_forward`` by sharding strategy: whether a block's gathered parameters are freed after forward.
+# The value of ``reshard_after_forward`` for each sharding strategy: whether a block's gathered parameters are freed
+# after forward.
 _SHARDING = {"FULL_SHARD": True, "SHARD_GRAD_OP": False, "HYBRID_SHARD": True, "_HYBRID_SHARD_ZERO2": False,
              "NO_SHARD": False}  # fmt: skip
 _HYBRID = ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
 
-# Arguments of torch's first FSDP that have no effect, and what FSDP2 does instead.
+# The arguments of torch's first FSDP that have no effect, and what FSDP2 always does.
 _WITHOUT_MEANING = {
     "use_orig_params": "parameters are always the module's own",
     "sync_module_states": "all processes start with the weights of rank 0",
@@ -89,7 +90,7 @@ class Options:
 
         Args:
             mesh: the mesh over which parameters are sharded.
-            pins: whether offloaded shards are in pinned memory, from which the device copies faster.
+            pins: whether offloaded shards are in pinned memory. The device copies faster from pinned memory.
         """
         own = isinstance(self.cpu_offload, fsdp.CPUOffloadPolicy)
         policy = self.cpu_offload if own else fsdp.CPUOffloadPolicy(pins)
@@ -113,7 +114,7 @@ def ignore_first_arguments(others: Mapping[str, Any]) -> None:
     """Warn that arguments of torch's first FSDP have no effect.
 
     Raises:
-        UnknownArgumentError: torch's first FSDP has no such argument either.
+        UnknownArgumentError: torch's first FSDP does not have the argument.
     """
     for name in others:
         if name not in _WITHOUT_MEANING:
@@ -122,7 +123,7 @@ def ignore_first_arguments(others: Mapping[str, Any]) -> None:
 
 
 def sharding_of(given: Any) -> str:
-    """Return the name of a ``sharding_strategy``, which may be a member of torch's enumeration.
+    """Return the name of a ``sharding_strategy``; the argument may be a name or a member of torch's enumeration.
 
     Raises:
         ConfigurationError: the name is unknown.
@@ -135,10 +136,10 @@ def sharding_of(given: Any) -> str:
 
 
 def precision_policy(given: Any) -> Any:
-    """Return ``given``, as a ``MixedPrecisionPolicy`` if it is a ``MixedPrecision`` of torch's first FSDP.
+    """Return ``given``. A ``MixedPrecision`` of torch's first FSDP is converted to a ``MixedPrecisionPolicy``.
 
     Raises:
-        ConfigurationError: ``given`` has neither type.
+        ConfigurationError: ``given`` is neither a ``MixedPrecisionPolicy`` nor a ``MixedPrecision``.
     """
     if given is None or type(given).__name__ == "MixedPrecisionPolicy":
         return given
@@ -152,11 +153,11 @@ def precision_policy(given: Any) -> Any:
 
 
 def hybrid_shape(options: Options, world_size: int, num_nodes: int) -> tuple[int, int] | None:
-    """Return (replicas, shards) for a two-dimensional mesh; ``None`` if one dimension is enough.
+    """Return (replicas, shards) for a two-dimensional mesh, or ``None`` for a mesh with one dimension.
 
     Raises:
-        ConfigurationError: their product is not the number of processes, or the job has one machine and ``device_mesh``
-            is not given.
+        ConfigurationError: the product of replicas and shards is not the number of processes, or hybrid sharding on one
+            machine has no ``device_mesh``.
     """
     if options.device_mesh is not None:
         replicas, shards = options.device_mesh
@@ -178,10 +179,10 @@ def hybrid_shape(options: Options, world_size: int, num_nodes: int) -> tuple[int
 
 
 def checkpoint_activations(root: nn.Module, policy: fsdp_blocks.Policy | None) -> str:
-    """Make the modules that ``policy`` selects recompute their activations in the backward pass; return a sentence
-    about them, or "".
+    """Let the modules that ``policy`` selects recompute their activations in the backward pass. Return a sentence that
+    names these modules, or "".
 
-    The names of parameters do not change, so checkpoints do not either.
+    The names of parameters, and therefore checkpoints, do not change.
     """
     if policy is None:
         return ""

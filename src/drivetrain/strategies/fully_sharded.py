@@ -1,5 +1,5 @@
-"""Base class of the strategies for FSDP and model parallelism, which shard the blocks of a model with torch's
-``fully_shard``.
+"""Base class of the strategies for FSDP and model parallelism. These strategies shard the blocks of a model with
+torch's ``fully_shard``.
 """
 
 from __future__ import annotations
@@ -49,11 +49,12 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 LARGE = ("model.", "optimizers.")
-"""Each rank reads only its own shards of those tensors of a checkpoint whose names have one of these prefixes."""
+"""Prefixes of names of tensors in a checkpoint. Each rank reads only its own shards of the tensors with these prefixes.
+"""
 
 
 class FullySharded(Strategy):
-    """Base class of strategies that shard a model with ``fully_shard``; a subclass creates the mesh of ranks."""
+    """Base class of strategies that shard a model with ``fully_shard``; each subclass creates its own mesh of ranks."""
 
     _check_met: Callable[[], None]
     share_from_rank_zero: Callable[..., None]
@@ -63,12 +64,14 @@ class FullySharded(Strategy):
         allows_inference_mode=False,  # fully_shard cannot gather parameters under inference mode
         restores_after_setup=True,  # weights are loaded into the shards, which setup creates
     )
-    large: tuple[str, ...] = LARGE  # prefixes of the tensors of which a rank reads only its shards
+    large: tuple[str, ...] = LARGE  # see LARGE
     _loads = False  # whether a checkpoint will be loaded after the set-up
-    _mesh: tuple[Any, DeviceMesh] | None = None  # the process group and the mesh of all its ranks
+    _mesh: tuple[Any, DeviceMesh] | None = None  # the process group, and the mesh of all ranks of this group
 
     def _shard_by(self, options: Options, init_on_meta: bool, start_method: str) -> None:
-        """Store arguments of the constructor, and declare which arguments of the Trainer contradict them."""
+        """Store arguments of the constructor. Declare the arguments of the Trainer that contradict the stored
+        arguments.
+        """
         LauncherRegistry.of(start_method, "FSDPStrategy")
         self.options, self.init_on_meta = options, init_on_meta
         refused = dict(self.facts.refuses)
@@ -95,7 +98,7 @@ class FullySharded(Strategy):
 
     @property
     def device_mesh(self) -> DeviceMesh:
-        """The mesh over which the model is divided; a module reads it as ``self.device_mesh``."""
+        """The mesh over which the model is divided. A module reads the mesh as ``self.device_mesh``."""
         self._check_met()
         world = dist.group.WORLD
         if self._mesh is None or self._mesh[0] is not world:  # the mesh belongs to an earlier process group
@@ -112,7 +115,9 @@ class FullySharded(Strategy):
         return self.device_mesh
 
     def _share(self, block: nn.Module) -> None:
-        """Broadcast the first rank's weights, as DDP does, because ranks may have initialised different weights."""
+        """Broadcast the first rank's weights, as DDP does, because the ranks may have initialised their weights
+        differently.
+        """
         tensors = [*block.parameters(), *block.buffers()]
         self.share_from_rank_zero([each for each in tensors if not each.is_meta and not is_dtensor(each)])
 
@@ -178,25 +183,26 @@ class FullySharded(Strategy):
         arguments = options.for_fully_shard(mesh, pins=self.root_device != HOST)
         on_device = torch.empty(0, device=self.root_device)
         if not torch_private.can_move_in_place(torch.empty(0), on_device):
-            # fully_shard moves parameters in place, which tensors on this device do not support
+            # fully_shard moves parameters in place; tensors on this device do not support such a move
             module = place(module, self.root_device)
         chosen = {module, *blocks} - set(own)
         kept = []
         for block in reversed([each for each in module.modules() if each in chosen]):
-            self._share(block)  # inner blocks first: each block gets the parameters that are in no inner block
-            # Backward starts with the root's own parameters. If they were freed after forward, they would have to be
-            # gathered again at once.
+            self._share(block)  # inner blocks first: an outer block gets only the parameters that remain
+            # Backward starts with the root's own parameters. If these parameters were freed after forward, FSDP would
+            # have to gather the parameters again at once.
             if keeps := block is module or not options.reshards_after_forward:
                 kept.append(block)
             fsdp.fully_shard(block, **arguments, reshard_after_forward=not keeps)
         fsdp_kept.keep_until_backward(module, kept)
 
     def _set_divide_factor(self, group: Any) -> None:
-        """Let torch average gradients over the ranks of the data group, as weighted losses assume.
+        """Let torch average gradients over the ranks of the data group, because the code for weighted losses assumes
+        such averages.
 
-        torch divides gradients by a factor, or if no factor is set, by the size of the mesh. If the mesh consists of
-        exactly the ranks of the data group, no factor is set, because with one shard torch would divide by the factor
-        twice. A factor that ``configure_model`` has set is replaced.
+        torch divides gradients by a factor. The default is the size of the mesh. If the mesh and the data group have
+        the same ranks, this function keeps the default, because with one shard torch would divide by a given factor
+        twice. A factor from ``configure_model`` is always replaced.
         """
         size = self.data.size
         if group.mesh_info.mesh.size() == size:
@@ -207,7 +213,7 @@ class FullySharded(Strategy):
             group.force_sum_reduction_for_comms = True
 
     def _place(self, module: nn.Module) -> None:
-        """Move to the device the buffers that ``fully_shard`` has not moved, and parameters that an earlier run has
+        """Move to the device all buffers that ``fully_shard`` has not moved, and all parameters that an earlier run has
         moved to the host.
         """
         for tensor in module.buffers():
@@ -227,7 +233,7 @@ class FullySharded(Strategy):
             held = parameter.unsharded_accumulated_grad
             if held is None and (gathered := gathered_of(parameter)) is not None:
                 held = gathered.grad
-            if held is None:  # between forward and backward the module may hold gathered parameters without gradients
+            if held is None:  # after forward, parameters may be gathered copies without gradients
                 held = parameter.sharded_param.grad
             if held is not None:
                 found[name] = sharded.local_shard(held)
@@ -290,8 +296,8 @@ class FullySharded(Strategy):
 
     @contextmanager
     def _on_all_ranks(self) -> Iterator[None]:
-        """Context in which each rank reads its own shards: if one rank fails, all ranks raise an exception, so that no
-        rank waits for the failed one.
+        """Context in which each rank reads its own shards. If one rank fails, all ranks raise an exception. No rank
+        then waits for the failed rank.
         """
         failure: Exception | None = None
         try:
@@ -323,7 +329,7 @@ class FullySharded(Strategy):
     def save_checkpoint(self, checkpoint: Mapping[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
         if self.saves_shards:
             save(self, checkpoint, filepath, storage_options)
-        else:  # callbacks' states may contain shards too
+        else:  # the states of callbacks may also contain shards
             super().save_checkpoint(sharded.whole_state(checkpoint), filepath, storage_options)
 
     def load_checkpoint(
@@ -334,7 +340,7 @@ class FullySharded(Strategy):
         return super().load_checkpoint(checkpoint_path, weights_only, into)
 
 
-_SHARDED: WeakSet[nn.Module] = WeakSet()  # modules that an earlier set-up has sharded; they stay sharded after a run
+_SHARDED: WeakSet[nn.Module] = WeakSet()  # modules of an earlier set-up; a module stays sharded after a run
 
 _ONE_BLOCK = (
     "FSDPStrategy found no repeated layers in {}, so the whole model is one block: each process gathers all parameters "
@@ -346,9 +352,7 @@ _ONE_BLOCK = (
 
 @contextmanager
 def _without_exchange(model: Any) -> Iterator[None]:
-    """Context in which backward passes exchange no gradients, so that each process keeps complete gradients
-    of its own.
-    """
+    """Context in which backward passes exchange no gradients. Each process keeps its own complete gradients."""
     model.set_requires_gradient_sync(False)
     try:
         yield
@@ -360,23 +364,23 @@ def _without_exchange(model: Any) -> Iterator[None]:
 
 
 def materialise(root: nn.Module, device: torch.device, shards_on: torch.device, group: Group, loads: bool) -> bool:
-    """Replace tensors that are on the meta device, and let each layer initialise its own tensors. Return whether there
-    were tensors on the meta device.
+    """Replace the tensors on the meta device, and let each layer initialise its own new tensors. Return whether any
+    tensor was on the meta device.
 
-    A layer's ``reset_parameters`` gets complete tensors, of which each rank then keeps its shard. So the values are
-    those of a model that one process has created, and besides the shards only one complete layer is in memory at a
-    time. All ranks draw the same random numbers as rank 0.
+    A layer's ``reset_parameters`` fills complete tensors, and each rank then keeps only its shards of these tensors.
+    The values are therefore the same as in a model that one process has created. Besides the shards, only one complete
+    layer is in memory at a time. All ranks draw the same random numbers as rank 0.
 
     Args:
         root: the model, whose parameters may be DTensors.
         device: the device on which the layers compute.
         shards_on: the device of the shards.
         group: the ranks that must get the same values.
-        loads: whether weights will be loaded from a checkpoint later. If so, layers without ``reset_parameters`` are
-            allowed, unless they have non-persistent buffers.
+        loads: whether weights will be loaded from a checkpoint later. If so, a layer without ``reset_parameters``
+            causes an error only if the layer has non-persistent buffers.
 
     Raises:
-        ConfigurationError: layers lack ``reset_parameters``; the message names them.
+        ConfigurationError: layers lack ``reset_parameters``. The message names these layers.
     """
     layers = [
         each
@@ -405,13 +409,13 @@ def materialise(root: nn.Module, device: torch.device, shards_on: torch.device, 
         if callable(getattr(layer, "reset_parameters", None)):
             _reset(layer, replaced, device, filled)
     if not torch.equal(before["torch"], first["torch"]):
-        set_rng_state(before)  # restore the random state that this rank had before, which differs from rank 0's
+        set_rng_state(before)  # this rank's random state was different from rank 0's, so restore this rank's own state
     return True
 
 
 def _replace(layers: list[nn.Module], device: torch.device, shards_on: torch.device) -> set[int]:
-    """Allocate memory for each tensor that is on the meta device; tied parameters stay tied. Return the ``id`` of each
-    new parameter.
+    """Allocate memory for each tensor on the meta device. Tied parameters stay tied. Return the ``id`` of each new
+    parameter.
     """
     made: dict[nn.Parameter, nn.Parameter] = {}
     for layer in layers:
@@ -429,8 +433,8 @@ def _replace(layers: list[nn.Module], device: torch.device, shards_on: torch.dev
 
 @torch.no_grad()
 def _reset(layer: Any, replaced: set[int], device: torch.device, filled: set[int]) -> None:
-    """Let ``layer`` initialise complete parameters, and keep this rank's shards of them. A tied parameter that an
-    earlier layer has initialised keeps its values.
+    """Let ``layer`` initialise complete parameters, and keep this rank's shards of these parameters. A tied parameter
+    that an earlier layer has initialised keeps its values.
     """
     own = {name: each for name, each in own_parameters(layer).items() if id(each) in replaced}
     whole = {name: nn.Parameter(torch.empty(each.shape, dtype=each.dtype, device=device)) for name, each in own.items()}

@@ -23,10 +23,11 @@ ranks pass the same name.
 
 
 def alike(tensors: Iterable[T], most_bytes: int = _BUCKET_BYTES) -> list[list[T]]:
-    """Divide ``tensors`` into lists of one dtype, one device and limited size, so that each list can be exchanged at
-    once.
+    """Divide ``tensors`` into lists that can each be exchanged at once. The tensors of a list have one dtype and one
+    device, and the size of a list is limited.
 
-    The lists are in the order of their first tensors. A list ends with the tensor that makes it reach ``most_bytes``.
+    The lists are in the order of their first tensors. The tensor with which a list reaches ``most_bytes`` is the last
+    tensor of the list.
     """
     lists: list[list[T]] = []
     open_lists: dict[tuple[torch.dtype, torch.device], list[T]] = {}
@@ -52,8 +53,8 @@ class Bucket:
 
     Attributes:
         waiting: the ``id`` of each parameter that has no gradient in this backward pass yet.
-        flat: during the exchange, the concatenated gradients, and after them a number for each parameter: 1 if this
-            rank has its gradient, else 0.
+        flat: during the exchange, the concatenated gradients, followed by one number for each parameter: 1 if this rank
+            has a gradient of the parameter, else 0.
     """
 
     def __init__(self, parameters: Sequence[Tensor], name: str = "") -> None:
@@ -70,8 +71,8 @@ class Bucket:
 
     @torch.no_grad()
     def pack(self) -> Tensor:
-        """Set ``flat`` to this rank's data, and return it. Before :meth:`unpack`, the caller replaces the values in
-        ``flat`` by their means over the ranks.
+        """Set ``flat`` to this rank's gradients, and return ``flat``. Before :meth:`unpack`, the caller replaces the
+        values in ``flat`` by the means over the ranks.
         """
         self.missing = [index for index, parameter in enumerate(self.parameters) if parameter.grad is None]
         parts = []
@@ -92,11 +93,11 @@ class Bucket:
 
     @torch.no_grad()
     def unpack(self) -> None:
-        """Write the means into the gradients. A gradient that no rank has stays ``None``."""
+        """Write the means into the gradients. If no rank has a gradient of a parameter, the gradient stays ``None``."""
         assert self.flat is not None  # pack() has run
         sizes = [*(parameter.numel() for parameter in self.parameters), len(self.parameters)]
         *parts, there = self.flat.split(sizes)  # type: ignore[no-untyped-call]
-        # Reading these numbers waits for the device, so they are read only if this rank lacks a gradient.
+        # Reading the numbers waits for the device. If this rank has all gradients, the numbers are not needed.
         somewhere = [number > 0 for number in there.tolist()] if self.missing else []
         for index, (parameter, part) in enumerate(zip(self.parameters, parts, strict=True)):
             if parameter.grad is not None:
@@ -108,9 +109,9 @@ class Bucket:
 class GradientExchange:
     """Averages the gradients of ``parameters`` over the ranks in each backward pass.
 
-    A bucket (a group of gradients) is sent when all its gradients are computed and all earlier buckets were sent, so
-    all ranks send the same buckets in the same order. After the backward pass, the gradients hold the means. A rank
-    whose loss does not depend on a parameter contributes zeros for it.
+    A bucket (a group of gradients) is sent when all gradients in the bucket are computed and all earlier buckets were
+    sent. All ranks therefore send the same buckets in the same order. After the backward pass, the gradients are the
+    means. If the loss of a rank does not depend on a parameter, the rank sends zeros as the gradient of the parameter.
 
     Args:
         parameters: the parameters, in the same order on all ranks; gradients of frozen parameters are not exchanged.
@@ -131,7 +132,7 @@ class GradientExchange:
         self.include_thawed(parameters)
 
     def include_thawed(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Exchange also the gradients of those ``parameters`` that now require gradients; store the other parameters in
+        """Also exchange the gradients of those ``parameters`` that now require gradients. Store all other parameters in
         ``frozen``.
         """
         parameters = list(parameters)
@@ -165,7 +166,7 @@ class GradientExchange:
         self._sent += 1
 
     def _finish(self) -> None:
-        """Called at the end of the backward pass: send the remaining buckets, and wait for all."""
+        """Send the remaining buckets, and wait for all buckets. Called at the end of the backward pass."""
         try:
             while self._sent < len(self._buckets):
                 self._send_next()
@@ -184,19 +185,19 @@ class GradientExchange:
 
 
 class GradientExchanges:
-    """The exchanges of a strategy, one for each module that it has set up for training."""
+    """The exchanges of a strategy, one for each module that the strategy has set up for training."""
 
     def __init__(self) -> None:
         self._of: dict[int, GradientExchange] = {}  # the keys are the id() of modules
 
     def begin(self, module: nn.Module, ranks: int, start: Start, wait: Callable[[Any], Any]) -> None:
-        """Exchange the gradients of ``module`` from now on; this replaces an earlier exchange for this module."""
+        """Exchange the gradients of ``module`` from now on. An earlier exchange for this module is replaced."""
         if (earlier := self._of.pop(id(module), None)) is not None:
             earlier.close()
         self._of[id(module)] = GradientExchange(module.parameters(), ranks, start, wait)
 
     def include_thawed(self, module: nn.Module | None) -> Sequence[nn.Parameter]:
-        """Exchange the gradients of all parameters of ``module`` that are trained now; return the frozen parameters."""
+        """Exchange the gradients of all parameters of ``module`` that are now trained. Return the frozen parameters."""
         exchange = self._of.get(id(module))
         if module is None or exchange is None:
             return ()

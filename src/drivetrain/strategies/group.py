@@ -24,19 +24,19 @@ R = TypeVar("R")
 
 
 class Group(ABC):
-    """A group of ranks of a job, as seen by one of them.
+    """A group of ranks of a job, from the view of one member.
 
-    A subclass sets ``rank`` and ``ranks``, and defines :meth:`gather_objects` and :meth:`new`. All other methods are
-    built on :meth:`gather_objects`; override a method if the communication library has a faster operation. All members
-    must call the same methods in the same order. A rank is always a global rank of the job.
+    A subclass sets ``rank`` and ``ranks``, and defines :meth:`gather_objects` and :meth:`new`. All other methods use
+    :meth:`gather_objects`. Override a method if the communication library has a faster operation. All members must call
+    the same methods in the same order. A rank is always a global rank of the job.
 
     Attributes:
         rank: the rank of this process.
-        ranks: the ranks of all members, including this process; gathered values are in this order.
+        ranks: the ranks of all members, including this process. Gathered values are in the order of ``ranks``.
         handle: the torch.distributed process group, for torch's functions; ``None``: all processes, or no group.
-        checks: selects the calls of tensor collectives that the members compare before the exchange; ``None``: all
-            calls.
-        machine: the group of the members on this machine; set by the first save that needs it.
+        checks: selects the calls of tensor collectives that the members compare with each other before the exchange;
+            ``None``: all calls.
+        machine: the group of the members on this machine; ``None`` until a save needs the group.
     """
 
     rank: int
@@ -72,10 +72,10 @@ class Group(ABC):
     @abstractmethod
     def new(self, ranks: Sequence[int]) -> Group:
         """Return a group of some of this group's ranks. All members of the new group must call this method with the
-        same ``ranks``; other ranks need not call it.
+        same ``ranks``. Other ranks need not call this method.
 
         Args:
-            ranks: global ranks; this process is one of them.
+            ranks: global ranks, including the rank of this process.
         """
 
     def all_gather(self, tensor: Tensor, sync_grads: bool = False) -> Tensor:
@@ -83,7 +83,7 @@ class Group(ABC):
 
         Args:
             tensor: a tensor whose shape and dtype are the same on every member.
-            sync_grads: let gradients flow back to the member that each slice came from.
+            sync_grads: let the gradient of each slice flow back to the member whose tensor the slice is.
         """
         if sync_grads and tensor.requires_grad and torch.is_grad_enabled():
             raise NotSupportedError(
@@ -97,7 +97,7 @@ class Group(ABC):
         """Return the element-wise reduction of every member's tensor.
 
         Args:
-            tensor: a tensor whose shape and dtype are the same on every member; it is not changed.
+            tensor: a tensor whose shape and dtype are the same on every member. The tensor is not changed.
             op: "mean", "sum", "min", "max", "product", or a ``ReduceOp``.
         """
         return reduction_of(self.all_gather(tensor.detach()), op)
@@ -108,10 +108,11 @@ class Group(ABC):
         return self.gather_objects(obj if src == self.rank else None)[self.ranks.index(src)]
 
     def gather_keyed(self, names: Sequence[str], values: Tensor) -> Tensor:
-        """Return every member's 1-D ``values``, one row each, after a check that all members pass the same ``names``.
+        """Check that all members pass the same ``names``. Return every member's 1-D ``values``, one row for each
+        member.
 
         Raises:
-            ConfigurationError: the names differ; raised on all members.
+            ConfigurationError: the names differ. All members raise this error.
         """
         everyones = self.gather_objects((list(names), values.detach()))
         each = [theirs for theirs, _ in everyones]
@@ -125,17 +126,19 @@ class Group(ABC):
         return torch.stack([row.to(values.device) for _, row in everyones])
 
     def reduce_keyed(self, names: Sequence[str], sums: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the element-wise sum of all members' 1-D ``sums`` and the element-wise maximum of all members' 1-D
-        ``most``, after a check that all members pass the same ``names``.
+        """Check that all members pass the same ``names``. Return the element-wise sum of all members' 1-D ``sums``, and
+        the element-wise maximum of all members' 1-D ``most``.
 
         Raises:
-            ConfigurationError: the names differ; raised on all members.
+            ConfigurationError: the names differ. All members raise this error.
         """
         rows = self.gather_keyed(names, torch.cat([sums, most]))
         return rows[:, : len(sums)].sum(0), rows[:, len(sums) :].amax(0)
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        """Return whether ``decision`` is true on all members, or with ``all=False`` on at least one."""
+        """Return whether ``decision`` is true on all members. With ``all=False``, return whether ``decision`` is true
+        on at least one member.
+        """
         votes = self.gather_objects(bool(decision))
         return False not in votes if all else True in votes
 
@@ -151,7 +154,7 @@ class Group(ABC):
 
 
 class LoneGroup(Group):
-    """A group of one process, without a process group, so that no method communicates."""
+    """A group of one process, without a process group; no method communicates."""
 
     def __init__(self, rank: int = 0) -> None:
         self.rank = rank
@@ -180,9 +183,10 @@ class TorchGroup(Group):
 
     Args:
         handle: a process group that contains this process; ``None``: all processes.
-        device: this process's device. A tensor is copied to it for an exchange if the group's backends do not support
-            the tensor's own device.
-        checks: selects the calls of tensor collectives that the ranks compare before the exchange; ``None``: all calls.
+        device: this process's device. A tensor is copied to this device for an exchange if the group's backends do not
+            support the tensor's own device.
+        checks: selects the calls of tensor collectives that the ranks compare with each other before the exchange;
+            ``None``: all calls.
         timeout: the timeout of groups that :meth:`new` creates; ``None``: torch's default.
     """
 
@@ -209,13 +213,13 @@ class TorchGroup(Group):
         return TorchGroup(handle, self.device, self.checks, self.timeout)
 
     def _check_other_groups(self, ranks: list[int]) -> None:
-        """Check that torch will give the group of ``ranks`` the same name on all of these ranks, because with different
-        names the ranks would deadlock.
+        """Check that torch will give the new group the same name on all ``ranks``. With different names, the ranks
+        would deadlock.
 
-        torch derives the name from the members and from the number of process groups that this process is already in.
+        torch derives the name from ``ranks``, and from the number of process groups of this process.
 
         Raises:
-            ConfigurationError: the members are in different numbers of groups; raised on all members.
+            ConfigurationError: the ranks are in different numbers of groups. All ``ranks`` raise this error.
         """
         store = torch_private.default_store()
         name = hashlib.sha256(repr(ranks).encode()).hexdigest()[:16]
@@ -277,26 +281,26 @@ class TorchGroup(Group):
         key, pause = f"drivetrain/{name}/{times}", 0.001
         if store.add(key, 1) == self.size:
             store.set(f"{key}/all", "")
-        while not store.check([f"{key}/all"]):  # polls, so that Ctrl-C works
+        while not store.check([f"{key}/all"]):  # a blocking wait would ignore Ctrl-C
             time.sleep(pause)
             pause = min(2 * pause, 1.0)
 
     def _exchange(self, function: Callable[..., R], *args: Any) -> R:
         name = function.__name__
         peers = peers_of(name, self.handle, self.device, self.checks)
-        if peers is None:  # this process is the group's only member
+        if peers is None:  # the group has only this process
             alone: R = getattr(LoneGroup(self.rank), "all_reduce" if name == "reduce" else name)(*args)
             return alone
         try:
             return function(peers, *args)
-        except ConfigurationError:  # the members made different calls, so their counts may differ
+        except ConfigurationError:  # after different calls, the members may have counted differently
             if self.checks is not None:
                 self.checks.restart(self.handle)
             raise
 
 
 class WaitingGroup(Group):
-    """A group whose ranks are known, but whose process group does not exist yet: collectives raise an error.
+    """A group whose ranks are known, but whose process group does not exist yet; collectives raise an error.
 
     Args:
         rank, ranks: as for every group.
@@ -317,7 +321,8 @@ class WaitingGroup(Group):
 
 
 def all_or_alone(group: Group, ranks: Sequence[int], why: str) -> Group:
-    """Return ``group`` or a group of this rank alone, for a library that only communicates between all ranks of a job.
+    """Return ``group`` or a group of this rank alone. For a communication library that has no groups of some ranks of a
+    job.
 
     Raises:
         NotSupportedError: ``ranks`` are neither all ranks of ``group`` nor this rank alone. The message ends with

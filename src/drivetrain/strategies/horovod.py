@@ -1,5 +1,5 @@
-"""Train as Horovod does: average gradients asynchronously during the backward pass, through the package horovod or
-torch.distributed.
+"""Train as Horovod does: average gradients asynchronously during the backward pass. The processes communicate through
+the package horovod or torch.distributed.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from drivetrain.strategies.optimizer_states import parameters_of
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy, until_thawed
 from drivetrain.strategies.strategy import StrategyRegistry
 
-# learning rates in a parameter group; the last two belong to cyclic schedules
+# keys of learning rates in a parameter group; the last two are those of cyclic schedules
 _RATES = ("lr", "initial_lr", "max_lr", "min_lr")
 
 
 class HorovodGroup(Group):
-    """All processes of a Horovod job, which communicate through the package ``horovod``.
+    """All processes of a Horovod job. The processes communicate through the package ``horovod``.
 
     Args:
         hvd: the module ``horovod.torch``, initialized.
@@ -45,7 +45,7 @@ class HorovodGroup(Group):
         self.ranks = range(int(hvd.size()))
 
     def gather_objects(self, obj: Any) -> list[Any]:
-        with torch.inference_mode(False):  # Horovod's thread, which is not in inference mode, writes to the tensors
+        with torch.inference_mode(False):  # Horovod's thread writes to the tensors, outside inference mode
             gathered: list[Any] = self._hvd.allgather_object(obj)
         return gathered
 
@@ -67,11 +67,10 @@ class HorovodGroup(Group):
 class HorovodStrategy(ParallelStrategy):
     """The complete model on every rank; gradients are averaged in buckets during the backward pass.
 
-    The strategy works with processes that ``horovodrun``, ``mpirun`` or ``torchrun`` have started. The processes
-    communicate through the package ``horovod`` if the package is installed and ``horovodrun`` has started them, or if
-    ``mpirun`` has started them and the package was built with MPI. In all other cases, the processes communicate
-    through ``torch.distributed``. When training begins, all ranks get the parameters, buffers and optimizer state of
-    rank 0.
+    ``horovodrun``, ``mpirun`` or ``torchrun`` must start the processes. With ``horovodrun``, the processes communicate
+    through the package ``horovod`` if the package is installed. With ``mpirun``, the package must also have been built
+    with MPI. In all other cases, the processes communicate through ``torch.distributed``. When training begins, all
+    ranks get the parameters, buffers and optimizer state of rank 0.
 
     Args:
         accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin, process_group_backend,
@@ -217,8 +216,8 @@ class HorovodStrategy(ParallelStrategy):
 
 
 def horovod_package() -> tuple[Any, str]:
-    """Return the module ``horovod.torch``, or ``None`` if the module cannot connect the processes of this job; also
-    return the reason for this choice.
+    """Return the module ``horovod.torch``, or ``None`` if the module cannot connect the processes of this job. Also
+    return the reason for the choice as a text.
     """
     by_horovod, by_mpi = "HOROVOD_RANK" in os.environ, "OMPI_COMM_WORLD_RANK" in os.environ
     if not (by_horovod or by_mpi):
@@ -235,7 +234,7 @@ def horovod_package() -> tuple[Any, str]:
 
 
 def _scale(scheduler: Any, factor: int) -> None:
-    """Multiply the base learning rates of a scheduler and of the schedulers inside it."""
+    """Multiply the base learning rates of ``scheduler``, and of the schedulers inside ``scheduler``."""
     for name in ("base_lrs", LAST_RATES):
         if (rates := getattr(scheduler, name, None)) is not None:
             setattr(scheduler, name, [rate * factor for rate in rates])

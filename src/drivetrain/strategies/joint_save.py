@@ -1,10 +1,10 @@
-"""Messages between the ranks about a checkpoint that each of them writes, in the background or while training waits.
+"""Messages between ranks that write one checkpoint together, in the background or while training waits.
 
-In the background, threads exchange these messages through the job's store, not by collectives, so training continues
-meanwhile. In a job without a store, the threads use a file beside the checkpoint instead. Each rank posts once what it
-has written, or why it could not. Rank 0 collects these posts, writes the file that completes the checkpoint, and posts
-the outcome, for which the other ranks wait. So either all ranks have saved the checkpoint, or each of them raises an
-error at its next save or at the end of the run.
+In the background, threads exchange these messages through the job's store instead of by collectives, so that training
+can continue. In a job without a store, the threads use a file beside the checkpoint. Each rank posts one message: the
+description of its file, or the reason why the rank could not write its file. Rank 0 collects these messages, writes the
+file that completes the checkpoint, and posts the outcome. The other ranks wait for the outcome. If the save fails,
+every rank raises an error, at its next save or at the end of the run.
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ def begin(
     listed: str,
     store: Any,
 ) -> None:
-    """Begin a save like ``rank_files.save``, but in the background. Every rank must call this function. ``store`` is
-    the result of :func:`store_for`.
+    """Like ``rank_files.save``, but save in the background. Every rank must call this function. ``store`` is the result
+    of :func:`store_for`.
 
     Raises:
-        CheckpointError: this rank cannot begin; the other ranks raise an error when they wait for the checkpoint.
+        CheckpointError: this rank cannot begin to save. The other ranks raise an error later, when they wait for the
+            checkpoint.
     """
     with background.one_save():
         path, number = strategy.broadcast((path, uuid.uuid4().hex[:8]))
@@ -89,8 +90,8 @@ def _complete(
     path: str | Path,
     entries: Sequence[rank_files.Entry],
 ) -> None:
-    """End a save on rank 0, in the writing thread; ``main`` is the result of writing the checkpoint's main file. If
-    that file was written, remove the rank files of the checkpoint that this file has replaced.
+    """End a save on rank 0, in the writing thread. ``main`` is the result of writing the checkpoint's main file. If the
+    main file has replaced an earlier checkpoint, remove the rank files of the earlier checkpoint.
     """
     failure = main if isinstance(main, Exception) else main.exception()
     if failure is None:
@@ -99,7 +100,7 @@ def _complete(
 
 
 def _post(joint: JointSave, own: Exception | Future[Any], file: str, ranks: Sequence[int]) -> None:
-    """Tell rank 0 what this rank has written; called in the writing thread."""
+    """Send rank 0 a description of the file that this rank has written. Called in the writing thread."""
     failure, entry = own if isinstance(own, Exception) else own.exception(), dict[str, Any]()
     if not isinstance(own, Exception) and failure is None:
         try:
@@ -111,7 +112,9 @@ def _post(joint: JointSave, own: Exception | Future[Any], file: str, ranks: Sequ
 
 
 def _follow(strategy: Strategy, joint: JointSave, path: str | Path, own: rank_files.Entry, listed: str) -> None:
-    """End a save on another rank, in the writing thread; ``own`` is empty if this rank has written no file."""
+    """End a save on any rank except rank 0, in the writing thread. ``own`` describes the file of this rank, and is
+    empty if this rank has written no file.
+    """
     try:
         joint.conclude(None)
     except CheckpointError:
@@ -124,9 +127,9 @@ def _follow(strategy: Strategy, joint: JointSave, path: str | Path, own: rank_fi
 
 
 def store_for(world: Group, path: str | Path) -> Any:
-    """Return the store for a save to ``path``; every rank must call this function. The result is a connection to the
-    job's store. If the job has no store, the result is a store in a file beside the checkpoint, or ``None`` if not all
-    ranks see that file. The last rank removes the file.
+    """Return the store for a save to ``path``. Every rank must call this function. The result is a new connection to
+    the job's store. If the job has no store, the result is a store in a file beside the checkpoint, or ``None`` if some
+    ranks do not see this file. The last rank removes the file.
     """
     if world.store is not None:
         return world.store.clone()
@@ -142,7 +145,7 @@ def store_for(world: Group, path: str | Path) -> Any:
             name.touch()
     world.barrier()
     if name.is_file():
-        with contextlib.suppress(OSError, RuntimeError):  # a file system without locks
+        with contextlib.suppress(OSError, RuntimeError):  # the file system has no locks
             store = dist.FileStore(str(name), world.size)  # type: ignore[attr-defined]  # a public name
     if not world.reduce_boolean_decision(store is not None):
         store = None
@@ -152,19 +155,21 @@ def store_for(world: Group, path: str | Path) -> Any:
 
 
 _BRANCHES = 8  # the ranks form a tree, in which each rank has up to this many ranks below it
-_decided: list[str] = []  # the keys of outcomes that rank 0 has not deleted from the store yet
+_decided: list[str] = []  # the keys of outcomes that are still in the store
 
 
 class JointSave:
-    """Sends and receives one rank's messages about a save by several ranks; its methods run in the writing thread.
+    """Sends and receives one rank's messages about a checkpoint that several ranks write.
+
+    The methods run in the writing thread.
 
     Args:
         world: all ranks.
         path: the checkpoint, for messages.
-        save_id: digits that are new in every save, and equal on all ranks.
-        store: the result of :func:`store_for`; ``None``: there is one rank, or training waits while the ranks exchange
-            messages.
-        writers: the ranks that write a file, except rank 0; ``None``: all.
+        save_id: the name of the save, equal on all ranks and new for every save.
+        store: the result of :func:`store_for`. ``None``: the world has one rank, or training waits while the ranks
+            exchange messages.
+        writers: all ranks except rank 0 that write a file; ``None``: all ranks write a file.
     """
 
     def __init__(
@@ -176,15 +181,16 @@ class JointSave:
         self._store, self._key = store, f"drivetrain/save {save_id}"
 
     def exchange(self, written: Any, failure: BaseException | None) -> list[Any]:
-        """Tell the other ranks what this rank has written (plain data or objects with plain attributes), or its
-        ``failure``.
+        """Send the other ranks ``written``, the description of this rank's file (plain data or objects with plain
+        attributes), or ``failure``.
 
         Returns:
-            On rank 0, what each other rank has written, by rank.
+            On rank 0, the other ranks' values of ``written``, in the order of ranks.
 
         Raises:
-            Exception: ``failure`` if this rank could not write, or a CheckpointError if another rank could not. With a
-                store, only rank 0 raises the exception here; the other ranks raise it in :meth:`conclude`.
+            Exception: ``failure`` if this rank could not write its file, or a CheckpointError if another rank could not
+                write its file. With a store, only rank 0 raises the exception here. The other ranks raise the exception
+                in :meth:`conclude`.
         """
         if self._store is None and len(self._ranks) > 1:
             outcomes = self._world.gather_objects((written, failure and shown_error(failure)))
@@ -201,7 +207,7 @@ class JointSave:
                 found[str(self._rank)] = written
                 if failure is not None:
                     failed = f"rank {self._rank} could not write its file: {_text(failure)}"
-                with contextlib.suppress(RuntimeError):  # the job's store has ended, and with it the job
+                with contextlib.suppress(RuntimeError):  # the job and the job's store have ended
                     self._store.set(self._own(self._rank), json.dumps([found, failed], default=vars))
                 return []
         if failed:
@@ -211,10 +217,11 @@ class JointSave:
         return [found[str(rank)] for rank in self._tree[1:]]
 
     def conclude(self, failure: BaseException | None) -> None:
-        """End the save. With a store, rank 0 tells the other ranks the outcome; without a store, the caller tells them.
+        """End the save. With a store, rank 0 sends the other ranks the outcome. Without a store, the caller must send
+        the outcome.
 
         Raises:
-            Exception: the save has failed; ``failure`` on a rank that has failed itself.
+            Exception: the save has failed. A rank that has failed itself raises ``failure``.
         """
         key, theirs = f"{self._key}/outcome", ""
         if self._store is not None and self._is_first:
@@ -230,8 +237,8 @@ class JointSave:
             raise failure or CheckpointError(theirs)
 
     def _below(self) -> tuple[dict[str, Any], str]:
-        """Return what the ranks below this one in the tree have written, by rank; also return why one of them could
-        not, or "".
+        """Return the messages of the ranks below this rank in the tree, by rank. Also return why one of these ranks
+        could not write its file, or "".
         """
         first = _BRANCHES * self._tree.index(self._rank) + 1
         ranks = self._tree[first : first + _BRANCHES]
@@ -253,5 +260,7 @@ class JointSave:
 
 
 def _text(failure: BaseException) -> str:
-    """Return a text for other ranks: the message of a CheckpointError, or a description of any other error."""
+    """Return a text about ``failure`` for other ranks: the message of a CheckpointError, or a description of any other
+    exception.
+    """
     return text_of(failure) if isinstance(failure, CheckpointError) else shown_error(failure)

@@ -11,7 +11,7 @@ from drivetrain.base.registry import Registry, names_itself
 
 
 class LayerSync(ABC):
-    """Changes the layers of a model during a fit on several ranks, and restores them afterwards.
+    """Changes the layers of a model during a fit on several ranks, and restores the layers afterwards.
 
     Attributes:
         group: the process group of the ranks that see different samples, set before :meth:`apply`; ``None``: all ranks.
@@ -21,9 +21,9 @@ class LayerSync(ABC):
 
     @classmethod
     def register_layer_syncs(cls, layer_sync_registry: Registry[LayerSync]) -> None:
-        """Register the class under its names: ``layer_sync_registry.register("name", cls, description="...")``.
+        """Register the class under these names: ``layer_sync_registry.register("name", cls, description="...")``.
 
-        Called once, when Python defines a subclass that has this method. No other code needs to register the class.
+        Called once, when a subclass that defines this method is created. No other registration is necessary.
         """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -32,19 +32,19 @@ class LayerSync(ABC):
 
     @abstractmethod
     def apply(self, model: nn.Module) -> nn.Module:
-        """Return ``model`` with layers that exchange their statistics; called before the strategy wraps it."""
+        """Return ``model`` with layers that exchange their statistics. Called before the strategy wraps ``model``."""
 
     @abstractmethod
     def revert(self, model: nn.Module) -> nn.Module:
-        """Return ``model`` with its original layers; called when the fit ends, also after an exception."""
+        """Return ``model`` with its original layers. Called when the fit ends, also after an exception."""
 
     def count_batches(self, model: nn.Module, counts: bool) -> None:
-        """Set whether the statistics include this rank's next batches: False while the rank repeats batches because
-        other ranks have more batches.
+        """Set whether the statistics include this rank's next batches. ``counts`` is False while the rank repeats
+        batches because other ranks have more batches.
         """
 
 
 LayerSyncRegistry: Registry[LayerSync] = Registry(
     "drivetrain.strategies", "layer_sync", "layer sync", by_file=False, group="drivetrain.layer_syncs"
 )
-"""The layer syncs by name: those of the files beside this one, of users, and of installed packages."""
+"""The LayerSync classes by name: drivetrain's own, the users', and those of installed packages."""

@@ -1,6 +1,6 @@
-"""Forward and backward passes without communication between ranks, followed by one exchange of gradients.
+"""Forward and backward passes in which the ranks do not communicate, and one exchange of gradients afterwards.
 
-A rank whose pass has failed can then run the pass again, because no other rank waits in the middle of a pass.
+After a failed pass, a rank can run the pass again, because no other rank waits in the middle of a pass.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from drivetrain.strategies.strategy import Strategy
 
 
 class LocalPasses:
-    """The passes of a strategy with one device, which never communicates; base class for other strategies.
+    """The passes of a strategy with one device. Base class of the passes of other strategies.
 
     Args:
         strategy: the strategy of the fit.
@@ -28,8 +28,8 @@ class LocalPasses:
         self._strategy: Any = strategy
 
     def begin(self) -> None:
-        """Exchange what the passes for one optimizer step need, such as parameters. All ranks call this method before
-        the first batch of the step.
+        """Exchange the tensors that the passes for one optimizer step need, such as parameters. All ranks call this
+        method before the first batch of the step.
         """
 
     def without_exchange(self) -> AbstractContextManager[Any]:
@@ -37,19 +37,21 @@ class LocalPasses:
         return nullcontext()
 
     def forget(self) -> None:
-        """Drop everything that a failed pass has left, including gradients."""
+        """Drop the state and the gradients that a failed pass has left."""
 
     def exchange(self) -> None:
-        """Average the gradients over the ranks. All ranks call this method after an optimizer step's last batch."""
+        """Average the gradients over the ranks. All ranks call this method after the last batch of an optimizer
+        step.
+        """
 
     def end(self) -> None:
-        """Undo :meth:`begin`; also called when a run ends, even by an exception."""
+        """Undo :meth:`begin`. Also called when a run ends, even if an exception ends the run."""
 
 
 class DDPPasses(LocalPasses):
     """The passes of DistributedDataParallel."""
 
-    _model: Any = reads("_strategy.model")  # read each time: a new DDP replaces the old one when layers are thawed
+    _model: Any = reads("_strategy.model")  # not stored: if layers are thawed, a new DDP replaces the old one
 
     def begin(self) -> None:
         model = self._model
@@ -60,12 +62,12 @@ class DDPPasses(LocalPasses):
     @contextmanager
     def without_exchange(self) -> Iterator[None]:
         with self._strategy.accumulating(self._model):
-            self._model.require_forward_param_sync = False  # with True, each pass would broadcast rank 0's buffers
+            self._model.require_forward_param_sync = False  # if True, each pass would broadcast rank 0's buffers
             yield
 
     def exchange(self) -> None:
         group = self._strategy.data
-        # includes parameters that were frozen between the batches of this optimizer step
+        # these include parameters that were frozen between the batches of this optimizer step
         averaged = [each for each in self._model.parameters() if id(each) in self._strategy._averaged]
         for bucket in map(Bucket, alike(averaged)):
             bucket.flat = group.all_reduce(bucket.pack().div_(group.size), "sum")
@@ -73,7 +75,10 @@ class DDPPasses(LocalPasses):
 
 
 class FSDPPasses(LocalPasses):
-    """The passes of FSDP2: parameters are gathered once per optimizer step, so that the passes do not communicate."""
+    """The passes of FSDP2.
+
+    Parameters are gathered once per optimizer step, so the ranks do not communicate in a pass.
+    """
 
     def __init__(self, strategy: Strategy) -> None:
         self._root: Any = strategy.lightning_module
@@ -100,8 +105,8 @@ class FSDPPasses(LocalPasses):
             setattr(group, torch_private.TRAINING_STATE, torch_private.TrainingState.IDLE)
         torch_private.end_backward(self._root)
         for group in groups_in(self._root):
-            # The user's hooks may have frozen gathered parameters, which the module held in place of the shards. The
-            # shards of these parameters must be frozen, too.
+            # The user's hooks may have frozen gathered parameters, because the module had these instead of the shards.
+            # The shards of the frozen parameters must also be frozen.
             for parameter in group.fsdp_params:
                 parameter.sharded_param.requires_grad_(torch_private.gathered_of(parameter).requires_grad)
             group.reshard()
@@ -116,5 +121,5 @@ class FSDPPasses(LocalPasses):
 
 
 def of_ddp(strategy: Strategy) -> LocalPasses:
-    """Return the passes of DDP; if the model is not wrapped, passes that never communicate."""
+    """Return the passes of DDP. If the model is not wrapped, return passes for one device."""
     return (LocalPasses if strategy.model is strategy.lightning_module else DDPPasses)(strategy)

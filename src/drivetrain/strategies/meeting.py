@@ -1,4 +1,4 @@
-"""Connect the processes of a job through torch's key-value store at the main address, within a timeout, and create
+"""Connect the processes of a job within a timeout, through torch's key-value store at the main address, and create
 their process group.
 """
 
@@ -27,14 +27,16 @@ from drivetrain.launchers.script import started_by_rank
 from drivetrain.strategies.peers import some
 
 _STORES: Any = dist  # torch's stores have no types
-# Environment variable: the network interface on which Gloo listens. torch reads it whenever a group is created.
+# The environment variable with the network interface on which Gloo listens. torch reads this variable whenever a group
+# is created.
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 _LOOPBACK_INTERFACES = {"linux": "lo", "darwin": "lo0"}
-_TORCHRUNS_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # torchrun sets this if one of its own processes holds the store
+_TORCHRUNS_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # torchrun sets this variable if a process of torchrun has the store
 _WITHOUT_STORE = ("mpi", "fake")  # backends without a store
 _PROBE_S = 0.5
 _SHORTEST_S = 0.01
-# prefixes of keys in the store: the ranks that use the store, and the ranks whose group is connected
+# Prefixes of keys in the store. Each rank sets one key when the rank has connected to the store, and another key when
+# its process group is connected.
 _HERE, _CONNECTED = "drivetrain/meeting", "drivetrain/connected"
 
 
@@ -48,8 +50,8 @@ def meet(
 ) -> None:
     """Create the process group of all ranks.
 
-    If the job runs on one machine and the main address is a loopback address, rank 0's store and Gloo listen on the
-    loopback interface only. Under torchrun, the agent of torchrun owns the store and decides at which address the store
+    If the job runs on one machine and the main address is a loopback address, rank 0's store and Gloo listen only on
+    the loopback interface. Under torchrun, the agent of torchrun owns the store and decides at which address the store
     listens.
 
     Args:
@@ -57,11 +59,12 @@ def meet(
         environment: provides the main address and port.
         rank, world_size: the rank of this process, and the number of processes of the job.
         num_nodes: the number of machines.
-        timeout: the timeout of the rendezvous, and of the group afterwards; ``None``: torch's default.
+        timeout: the timeout of the connection and of the created group; ``None``: torch's default.
 
     Raises:
-        ConfigurationError: rank 0 cannot listen at the main address, this machine cannot resolve the address, or this
-            process does not belong to the job but inherited environment variables from the rank that started it.
+        ConfigurationError: rank 0 cannot listen at the main address, or this machine cannot resolve the address. Also
+            raised if a rank of the job has started this process, which is no rank but has inherited the rank's
+            environment variables.
         DrivetrainError: not all ranks have connected within the timeout.
     """
     environment.validate_address()
@@ -90,26 +93,27 @@ def meet(
 
 
 def loopback_address(environment: ClusterEnvironment, num_nodes: int) -> str | None:
-    """Return the main address as an IP, if it is a loopback address and the job is on one machine; else ``None``.
+    """Return the IP of the main address if this is a loopback address and the job is on one machine; otherwise return
+    ``None``.
 
-    With several machines, each machine may resolve the name differently: Debian resolves a machine's own name to
-    127.0.1.1.
+    With several machines, each machine may resolve the name differently. Debian, for example, resolves a machine's own
+    name to 127.0.1.1.
     """
     if not environment.is_one_machine(num_nodes):
         return None
     found = {str(each[4][0]) for each in socket.getaddrinfo(environment.main_address, None, type=socket.SOCK_STREAM)}
     if not all(ipaddress.ip_address(each.partition("%")[0]).is_loopback for each in found):
         return None
-    return min(found, key=lambda each: (":" in each, each))  # "localhost" has an IPv4 and an IPv6 address
+    return min(found, key=lambda each: (":" in each, each))  # IPv4 first: "localhost" may also have an IPv6 address
 
 
 class Meeting:
     """One attempt of a rank to connect to the other ranks.
 
     Args:
-        address, port: where rank 0 listens.
+        address, port: the address and port at which rank 0 listens.
         rank, world_size: the rank of this process, and the number of processes of the job.
-        timeout: how long to wait until all ranks have connected; ``None``: torch's default.
+        timeout: the longest time to wait until all ranks have connected; ``None``: torch's default.
     """
 
     def __init__(self, address: str, port: int, rank: int, world_size: int, timeout: timedelta | None) -> None:
@@ -120,10 +124,10 @@ class Meeting:
         self.name = f"{host}:{port}"
 
     def store(self, own_socket: bool) -> Any:
-        """Return the store, once all ranks have connected to it.
+        """Wait until all ranks have connected to the store, and return the store.
 
         Args:
-            own_socket: let rank 0 listen only at this address; torch's own socket listens on every interface.
+            own_socket: let rank 0 listen only at this address. A socket that torch creates listens on every interface.
         """
         serves = self.rank == 0 and os.environ.get(_TORCHRUNS_STORE) != "True"
         options: dict[str, Any] = {} if not (serves and own_socket) else self._listening()
@@ -140,7 +144,7 @@ class Meeting:
             text = f"{self._waited} (MASTER_ADDR:MASTER_PORT) for rank 0, and {found}. {cure} [DT1056]"
             raise DrivetrainError(text) from error
         if os.environ.get(_TORCHRUNS_STORE) == "True":
-            # torchrun's store outlives the processes, and still holds the addresses of earlier attempts.
+            # torchrun's store outlives the processes, and still contains the addresses of earlier attempts.
             store = _STORES.PrefixStore(f"restart_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
         self.wait_for_all(store, _HERE)
         return store
@@ -149,33 +153,33 @@ class Meeting:
         """Wait until all ranks have called this method with the same key.
 
         Raises:
-            DrivetrainError: a rank has not called this method in time, or rank 0 has ended.
+            DrivetrainError: a rank has not called this method before the deadline, or rank 0 has ended.
         """
 
         def wait() -> None:
             left = self._deadline - time.monotonic()
-            # wait a little shorter, so that time is left to find out which ranks are missing
+            # stop waiting before the deadline, so that time is left to find out which ranks are missing
             patience = timedelta(seconds=max(_SHORTEST_S, left - min(_PROBE_S, left / 4)))
-            store.set(f"{key}/{self.rank}", "")  # the error that names the missing ranks reads this key
+            store.set(f"{key}/{self.rank}", "")  # this key is read for the error that names the missing ranks
             if store.add(f"{key}/count", 1) >= self.world_size:
                 store.set(key, "")
             store.wait([key], patience)
 
         try:
             self._in_time(wait)
-        except RuntimeError as error:  # a timeout, or rank 0 has ended
+        except RuntimeError as error:  # the time is over, or rank 0 has ended
             raise self._not_all(store, key) from error
 
     def _listening(self) -> dict[str, Any]:
-        """Return a socket bound only to this address, as arguments for torch's store, which takes ownership of the
-        socket.
+        """Create a socket that is bound only to this address; return arguments with the socket for torch's store. The
+        store then owns the socket.
 
         Raises:
             ConfigurationError: another program holds the port.
         """
         family = socket.AF_INET6 if ":" in self.address else socket.AF_INET
         with socket.socket(family, socket.SOCK_STREAM) as own:
-            if os.name == "posix":  # on other systems the option would let two programs listen at one port
+            if os.name == "posix":  # on Windows, the option would let two programs listen at one port
                 own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 own.bind((self.address, self.port))
@@ -187,13 +191,13 @@ class Meeting:
             return {"master_listen_fd": own.detach()}
 
     def _in_time(self, function: Callable[[], Any]) -> Any:
-        """Return the result of ``function``, if the function ends before the deadline.
+        """Return the result of ``function``.
 
-        The function runs in a thread, because torch waits without a limit for the first answer of a program that
-        listens at the address, and ignores Ctrl-C meanwhile.
+        The function runs in a thread. Otherwise, if a program that never answers listens at the address, torch would
+        wait forever and ignore Ctrl-C.
 
         Raises:
-            RuntimeError: the deadline has passed.
+            RuntimeError: the deadline has passed before the end of ``function``.
         """
         result: Future[Any] = Future()
 
@@ -223,7 +227,7 @@ class Meeting:
         )
 
     def _probed(self) -> tuple[str, str]:
-        """Return a description of what answers at the address, and what the user can do."""
+        """Return two texts: which program, if any, answers at the address, and what the user can do."""
         try:
             socket.create_connection((self.address, self.port), _PROBE_S).close()
         except ConnectionRefusedError:
@@ -243,7 +247,7 @@ class Meeting:
     def _not_all(self, store: Any, key: str) -> DrivetrainError:
         missing, absent = "not all of them have come", list[int]()
         self._deadline = time.monotonic() + _PROBE_S
-        with suppress(RuntimeError):  # rank 0 has ended, and with it the store
+        with suppress(RuntimeError):  # rank 0 and the store have ended
             absent = self._in_time(lambda: [n for n in range(self.world_size) if not store.check([f"{key}/{n}"])])
         if absent:
             which = f"ranks {some(absent)} have" if len(absent) > 1 else f"rank {absent[0]} has"
@@ -259,7 +263,7 @@ _served: set[tuple[str, int]] = set()  # the addresses at which this process has
 
 # ---- Gloo ------------------------------------------------------------------------------------------------------------
 
-_set_here: list[str] = []  # the value to which this module has set Gloo's variable
+_set_here: list[str] = []  # empty, or the value to which this module has set Gloo's variable
 
 
 def _keep_gloo_on_loopback() -> None:
@@ -271,7 +275,7 @@ def _keep_gloo_on_loopback() -> None:
 
 
 def forget_interface() -> None:
-    """Remove Gloo's environment variable if this module has set it; called after the group is destroyed."""
+    """If this module has set Gloo's environment variable, remove the variable. Called after the group is destroyed."""
     if _set_here and os.environ.get(GLOO_INTERFACE) == _set_here[0]:
         del os.environ[GLOO_INTERFACE]
     _set_here.clear()

@@ -1,4 +1,4 @@
-"""Model: a strategy gets the user's module, and moves and wraps it for its devices."""
+"""Model: a strategy gets the user's module, and moves and wraps the module for the strategy's devices."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from drivetrain.strategies.placement import optimizer_to, place
 
 
 class Model(Shared):
-    """The model of a run, from connecting the user's module to the tear-down.
+    """The part of a strategy's contract that concerns the model of a run.
 
     Attributes:
-        accelerator, precision_plugin, checkpoint_io: parts of the strategy; the Trainer sets those that were not passed
-            to the constructor.
+        accelerator, precision_plugin, checkpoint_io: parts of the strategy. The Trainer sets the parts that were not
+            passed to the constructor.
         lightning_module: the user's module.
         model: the wrapped module that :meth:`setup` creates; before ``setup``, the user's module.
         optimizers, lr_scheduler_configs: the optimizers and schedulers of the run.
@@ -30,16 +30,16 @@ class Model(Shared):
     _converted: nn.Module | None
 
     def connect(self, model: nn.Module) -> None:
-        """Store the user's module, before any process or device is set up."""
+        """Store the user's module. Called before any process or device is set up."""
         self.lightning_module = self.model = model
         self._converted = None
 
     def model_sharded_context(self) -> AbstractContextManager[Any]:
-        """Return a context around ``configure_model``, in which a strategy may shard layers as they are created."""
+        """Return a context for ``configure_model``. A strategy can shard new layers in this context."""
         return nullcontext()
 
     def setup(self, trainer: Any) -> None:
-        """Convert, move and wrap the model. Afterwards optimizers can be created from its parameters."""
+        """Convert, move and wrap the model. Afterwards the optimizers of the model's parameters can be created."""
         if self.accelerator is not None:
             self.accelerator.setup(trainer)
         module: nn.Module = self.lightning_module
@@ -52,7 +52,7 @@ class Model(Shared):
 
     def setup_module(self, module: nn.Module, move_to_device: bool = True) -> nn.Module:
         """Return ``module`` in the run's precision, and on the root device if ``move_to_device``. Strategies with
-        several processes also wrap it.
+        several processes also wrap ``module``.
         """
         own = module is self.lightning_module
         module = self._convert(module) if own else self.precision_plugin.convert_module(module)
@@ -63,19 +63,19 @@ class Model(Shared):
         return place(module, self.root_device) if move_to_device else module
 
     def _convert(self, module: nn.Module) -> nn.Module:
-        """Return ``module`` in the precision of the run; a converted module is returned unchanged."""
+        """Return ``module`` in the precision of the run. If ``module`` is already converted, nothing changes."""
         if self._converted is None or module is not self._converted:
             self._converted = module = self.precision_plugin.convert_module(module)
         return module
 
     def setup_optimizers(self, trainer: Any) -> None:
-        """Let the Trainer create the run's optimizers and schedulers. Called after :meth:`setup`, unless ``setup`` has
-        created them.
+        """Let the Trainer create the run's optimizers and schedulers. Not called if :meth:`setup` has created the
+        optimizers.
         """
         self.optimizers, self.lr_scheduler_configs = trainer.make_optimizers()
 
     def process_dataloader(self, dataloader: Any) -> Any:
-        """Return the loader or a replacement; called for each loader, after its sampler was set."""
+        """Return ``dataloader`` or a replacement. Called for each loader after the sampler of the loader was set."""
         return dataloader
 
     def run(self, function: Callable[[], Any]) -> Any:
@@ -83,13 +83,13 @@ class Model(Shared):
         return function()
 
     def explain(self, error: BaseException) -> Exception | None:
-        """Return an exception to raise instead of ``error``, with a better explanation; ``None`` if there is none."""
+        """Return an exception with a better explanation, to be raised instead of ``error``, or ``None``."""
         return None
 
     def teardown(self) -> None:
         """Move model and optimizer state to the host, free the device, and wait until all checkpoints are durable.
 
-        The run may be only partly set up, because an exception can end it at any time.
+        An exception can end a run at any time, so the run may be only partly set up.
         """
         if self.root_device != HOST:
             for optimizer in self.optimizers:

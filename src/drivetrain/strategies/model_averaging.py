@@ -21,14 +21,15 @@ _USE = (
 
 
 class ModelAveraging:
-    """Averages the parameters of every optimizer over the ranks after every ``period`` local steps.
+    """After every ``period`` local steps, averages the parameters of every optimizer over the ranks.
 
-    torch's hook averages gradients over all ranks in the first ``state.start_localSGD_iter`` steps, and over
-    ``state.subgroup`` afterwards. Parameters are averaged for the first time after the first step with the subgroup.
+    In the first ``state.start_localSGD_iter`` steps, torch's hook averages gradients over all ranks. In later steps,
+    the hook averages gradients only over ``state.subgroup``. Parameters are averaged for the first time after the first
+    step with the subgroup.
 
-    [Note: where the counters are stored]
-    An optimizer's step count is stored in its first parameter group, where torch's schedulers also store the initial
-    learning rate. So checkpoints and copies of the optimizer contain the count.
+    [Note: where the counters are stored] The step count of an optimizer is stored in the optimizer's first parameter
+    group. torch's schedulers store the initial learning rate in the same place. Checkpoints and copies of the optimizer
+    therefore contain the count.
 
     Args:
         period: the number of optimizer steps between two averages.
@@ -39,13 +40,14 @@ class ModelAveraging:
         self.period = period
         self.state = state
         self._hooks: list[Any] = []
-        self.trained: set[int] = set()  # the id() of each parameter trained at the last average or since then
+        self.trained: set[int] = set()  # the id() of each parameter that was trained at the last average or later
 
     def attach(self, optimizers: Sequence[Optimizer]) -> None:
-        """From now on, average parameters after the steps of these optimizers, and of no other optimizers.
+        """From now on, average parameters after the steps of these optimizers. Optimizers of earlier calls are no
+        longer averaged.
 
         Raises:
-            ConfigurationError: an optimizer exchanges parameters itself.
+            ConfigurationError: an optimizer itself exchanges parameters between ranks.
         """
         self.detach()
         for optimizer in optimizers:
@@ -55,7 +57,7 @@ class ModelAveraging:
                     "exchanges parameters by itself after each step. Leave out model_averaging_period, or return "
                     "a plain optimizer from configure_optimizers."
                 )
-            optimizer.param_groups[0].setdefault(_STEPS, self.state.iter)  # a finished warm-up does not begin again
+            optimizer.param_groups[0].setdefault(_STEPS, self.state.iter)  # so a finished warm-up does not begin again
             self._hooks.append(optimizer.register_step_post_hook(self._after_step))
             self._hooks.append(optimizer.register_load_state_dict_post_hook(self._read_counts))
             self.trained.update(id(each) for each in parameters_of(optimizer) if each.requires_grad)
@@ -67,10 +69,10 @@ class ModelAveraging:
             self._hooks.pop().remove()
 
     def make_subgroup(self, num_processes: int) -> None:
-        """Create one subgroup per machine, unless the user has passed a subgroup. Every rank must call this method."""
+        """Create one subgroup per machine if the user has passed no subgroup. Every rank must call this method."""
         if (
             self.state.subgroup is None and self.state.post_local_gradient_allreduce
-        ):  # torch's hook would create a subgroup, too, but only for all CUDA devices of the machine
+        ):  # torch's hook would create a subgroup, but only of all CUDA devices of a machine
             self.state.subgroup, _ = dist.new_subgroups(num_processes)  # type: ignore[no-untyped-call]
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
@@ -82,8 +84,8 @@ class ModelAveraging:
 
     def _average(self, optimizer: Optimizer) -> None:
         # Average all trained parameters, even those without a gradient, because every rank must exchange the same
-        # parameters. Include parameters that were frozen since the last average, because these differ between ranks,
-        # too.
+        # parameters. Include parameters that were frozen since the last average, because these parameters also differ
+        # between ranks.
         parameters = [each for each in parameters_of(optimizer) if each.requires_grad or id(each) in self.trained]
         self.trained.difference_update(map(id, parameters))
         self.trained.update(id(each) for each in parameters if each.requires_grad)
@@ -97,12 +99,12 @@ class ModelAveraging:
 
     def _read_counts(self, optimizer: Optimizer) -> None:
         group = optimizer.param_groups[0]
-        group.setdefault(_STEPS, 0)  # a checkpoint of another strategy has no step count: start the warm-up
+        group.setdefault(_STEPS, 0)  # start the warm-up if the checkpoint of another strategy has no step count
         self.state.iter = group.get(_ITERATIONS, 0)
 
 
 def model_averaging(period: Any, state: Any, hook: Any) -> ModelAveraging | None:
-    """Return the averaging for these arguments of DDPStrategy; ``None`` if they do not ask for local SGD.
+    """Return the averaging for these arguments of DDPStrategy, or ``None`` if the arguments do not select local SGD.
 
     Raises:
         ConfigurationError: the arguments do not fit together.

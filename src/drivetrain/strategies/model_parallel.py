@@ -1,5 +1,5 @@
-"""Tensor parallelism and FSDP2 on a two-dimensional mesh: layers are split along one dimension of the mesh, and their
-parts are sharded along the other.
+"""Tensor parallelism and FSDP2 on a two-dimensional mesh. Layers are split along one dimension of the mesh; the parts
+of the layers are sharded along the other dimension.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _TESTED_TORCH = (2, 13)  # torch 2.9 computed wrong values on a two-dimensional 
 
 
 def torch_version() -> tuple[int, ...]:
-    """Return torch's major and minor version."""
+    """Return the major and minor version of the installed torch."""
     return tuple(int(part) for part in str(torch.__version__).split(".")[:2])
 
 
@@ -58,36 +58,36 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
     """Split layers over the ranks of a tensor-parallel group, and shard each rank's part over the data-parallel ranks.
 
     ``configure_model`` splits the layers, with torch's ``parallelize_module(..., self.device_mesh["tensor_parallel"],
-    plan)``; a model with a ``tp_plan`` does not need ``configure_model``. Ranks of one tensor-parallel group see the
-    same samples. After the split, the strategy applies activation checkpointing, compiles the blocks, and shards with
-    ``fully_shard``. See docs/model_parallel.md, and docs/context_parallel.md for sequences that are split over ranks.
+    plan)``. For a model with a ``tp_plan``, the strategy splits the layers. Ranks of one tensor-parallel group see the
+    same samples. Then the strategy applies activation checkpointing, compiles the blocks, and shards the blocks with
+    ``fully_shard``. See docs/model_parallel.md. For sequences that are split over ranks, see docs/context_parallel.md.
 
     Args:
-        data_parallel_size: the number of ranks, or of context-parallel groups, that see different samples; "auto": the
-            number of processes divided by the other sizes. Parameters are sharded over all these ranks, including all
-            ranks of the context-parallel groups.
+        data_parallel_size: the number of ranks that see different samples; with context parallelism, the number of
+            groups. "auto": the number of processes divided by the other sizes. Parameters are sharded over these ranks,
+            or over all ranks of these groups.
         tensor_parallel_size: the number of neighbouring ranks over which each layer is split; "auto": the number of
-            processes divided by the other sizes; if ``data_parallel_size`` is "auto", too, the number of processes on
+            processes divided by the other sizes. If ``data_parallel_size`` is also "auto", the number of processes on
             one machine.
         save_distributed_checkpoint: True: checkpoints are folders, into which each process writes its parts. False:
-            checkpoints are single files, as with one process. With either value, both forms can be read.
+            checkpoints are single files, as with one process. Both forms can be read with either value.
         process_group_backend, timeout, accelerator, parallel_devices, cluster_environment, checkpoint_io,
             precision_plugin: as for :class:`ParallelStrategy`.
         context_parallel_size: the number of neighbouring ranks over which each sequence is split.
-        sequence_dims: which dimension of a batch's tensors is the sequence: one number for all tensors that have this
-            dimension; a mapping from fields to dimensions; or a function ``(batch, part)`` that returns the batch with
-            ``part(tensor, dim)`` applied to its sequences. ``None``: the module's attribute ``sequence_dims``.
-        context_parallel_attention: how :func:`drivetrain.strategies.context_parallel.attention` exchanges the parts:
+        sequence_dims: the dimensions along which a batch's tensors are sequences: a number for all tensors that have
+            this dimension; a mapping from fields to dimensions; or a function ``(batch, part)`` that returns the batch
+            with ``part(tensor, dim)`` in place of each sequence. ``None``: the module's attribute ``sequence_dims``.
+        context_parallel_attention: the exchange of parts in :func:`drivetrain.strategies.context_parallel.attention`:
             "ulysses" exchanges heads for positions; "ring" is torch's ring attention, on devices that support it.
-        tp_plan: how layers are split: a mapping from layer names, in which ``*`` matches one component, to "colwise",
-            "rowwise", or one of torch's ``ParallelStyle``. ``None``: the plan that the model declares.
-        compile: compile the forward pass of each block with ``torch.compile``; a dictionary contains arguments for
+        tp_plan: how layers are split. The keys are layer names, in which ``*`` matches one component. The values are
+            "colwise", "rowwise" or a ``ParallelStyle`` of torch. ``None``: the plan that the model declares.
+        compile: compile the forward pass of each block with ``torch.compile``. Can be a dictionary with arguments for
             ``torch.compile``.
         auto_wrap_policy, activation_checkpointing_policy, mixed_precision, cpu_offload, gradient_exchange,
             init_on_meta, start_method: as for :class:`FSDPStrategy`.
 
     Raises:
-        ConfigurationError: an argument is wrong, or two contradict each other.
+        ConfigurationError: an argument is wrong, or two arguments contradict each other.
     """
 
     strategy_name = "modelparallelstrategy"  # other libraries identify this strategy by its class name
@@ -136,16 +136,16 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
         self.context_parallel_size, self.sequence_dims = context_parallel_size, sequence_dims
         check_arguments(type(self).__name__, context_parallel_size, sequence_dims, context_parallel_attention)
         self._attention = context_parallel_attention
-        self._context: tuple[Group, Context] | None = None  # a data group, and the context that was made for it
+        self._context: tuple[Group, Context] | None = None  # a data group, and the context for this data group
         self._own_plan = tp_plan
         self._compile: Mapping[str, Any] | None = {} if compile is True else compile or None
         if self._compile is not None:
             why = f"{type(self).__name__}(compile=...) compiles layers already."
             self.facts = self.facts.but(refuses={**self.facts.refuses, "compile": why})
-        # this class applies activation checkpointing itself, because it compiles afterwards
+        # this class applies activation checkpointing itself, before it compiles the blocks
         self._checkpointing = activation_checkpointing_policy
         self._hooks: dict[nn.Parameter, Any] = {}  # hooks of parameters, for this run
-        self._scaler: Any = None  # the precision's scaler, whose unscaling is replaced during this run
+        self._scaler: Any = None  # the precision's scaler; this class replaces the scaler's unscaling during this run
 
     def agreed_options(self) -> dict[str, Any]:
         sizes = dict(zip((DATA, TENSOR), self._asked, strict=True))
@@ -164,7 +164,7 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
         of ranks over which layers are split.
 
         Raises:
-            ConfigurationError: their product is not the number of processes.
+            ConfigurationError: the product of the sizes is not the number of processes.
         """
         data, tensor = self._asked
         world, context = self.world_size, self.context_parallel_size
@@ -208,7 +208,7 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
         super().leave_process_group()
 
     def make_data_group(self, world: Group) -> Group:
-        if world.size == 1 < self.world_size:  # after the job, the launching process is not one of its ranks
+        if world.size == 1 < self.world_size:  # after the job, in the launching process, which is no rank of the job
             return world
         _, tensor = self.sizes
         return world if tensor == 1 else world.new(range(world.rank % tensor, world.size, tensor))
@@ -226,9 +226,9 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
     def _draw_alike(self) -> None:
         """Give the ranks of a tensor-parallel group the random state of its first rank.
 
-        The ranks hold copies of the activations between split layers, so dropout must drop the same elements on all
-        ranks. The ranks of a context-parallel group also get one random state, because they must augment samples
-        identically.
+        Between split layers, all ranks of the group have the same activations, so dropout must drop the same elements
+        on all ranks. The ranks of a context-parallel group also get one random state, because these ranks must augment
+        samples identically.
         """
         if self.sizes[1] > 1:
             group = TorchGroup(self.device_mesh.get_group(TENSOR), self.root_device, self._checks, self.timeout)
@@ -237,7 +237,7 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
             set_rng_state(self.context.group.broadcast(rng_state()))
 
     def on_train_start(self) -> None:
-        self._draw_alike()  # a checkpoint from fewer ranks may have restored a different state on each rank
+        self._draw_alike()  # after a checkpoint of fewer ranks, each rank may have a different state
 
     on_test_start = on_predict_start = on_train_start
 
@@ -257,7 +257,7 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
         def parts_to_device(batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
             return split_sequences(Strategy.batch_to_device(self, batch, device, dataloader_idx), dims)
 
-        # set on the instance, so that runs without split sequences do not call it
+        # set on the instance, because runs without split sequences must not call this function
         vars(self)[_TO_DEVICE] = parts_to_device
 
     def setup_module(self, module: nn.Module, move_to_device: bool = True) -> nn.Module:
@@ -287,15 +287,16 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
             )
         if self.sizes[0] > 1:
             super()._shard(module)
-        else:  # with one data-parallel rank there is nothing to shard or gather
+        else:  # one data-parallel rank shards and gathers nothing
             self._share(module)
 
     def _split(self, module: nn.Module) -> None:
-        """Split layers by the strategy's or the model's plan, unless ``configure_model`` has already split layers.
+        """Split layers by the plan of the strategy or of the model. Do nothing if ``configure_model`` has already split
+        layers.
 
         Raises:
-            ConfigurationError: neither ``configure_model`` nor a plan splits layers, or ``configure_model`` and
-                ``tp_plan`` both do.
+            ConfigurationError: nothing splits layers, neither ``configure_model`` nor a plan; or ``configure_model``
+                has split layers although there is a ``tp_plan``.
         """
         _, tensor = self.sizes
         if tensor == 1:
@@ -327,12 +328,12 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
                 f"ModelParallelStrategy(compile=...) compiles blocks, and {type(module).__name__} has no repeated "
                 "layers. Name their classes in auto_wrap_policy, or compile layers in configure_model."
             )
-        for block in blocks:  # FSDP's hooks, which are added later, run outside the compiled function
+        for block in blocks:  # FSDP's hooks are added later, and run outside the compiled function
             block.forward = torch.compile(block.forward, **arguments)
         rank_zero_info(f"ModelParallelStrategy compiles {fsdp_blocks.summary(module, blocks).rpartition(',')[0]}.")
 
     def _share(self, block: nn.Module) -> None:
-        """Broadcast the first rank's weights; for split layers, within each data-parallel group."""
+        """Broadcast the first rank's weights. If layers are split, each data-parallel group has its own broadcast."""
         tensors = [each for each in (*block.parameters(), *block.buffers()) if not each.is_meta]
         self.share_from_rank_zero([each for each in tensors if not sharded.is_dtensor(each)], self.world)
         parts: list[Any] = [each for each in tensors if sharded.is_dtensor(each)]
@@ -342,8 +343,8 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
     def _complete_gradients(self, module: nn.Module) -> None:
         """Give each gradient of a split layer the placements of its parameter, as FSDP does for sharded parameters.
 
-        If every rank has a complete layer but computes on a part of the activations, the gradient must be summed over
-        these ranks. The change of placements computes this sum.
+        Ranks that have a complete layer may compute on only a part of the activations. The gradient of the layer must
+        then be summed over these ranks; the change of placements computes the sum.
         """
         for parameter in module.parameters():
             if sharded.is_dtensor(parameter) and parameter.requires_grad and parameter not in self._hooks:
@@ -352,10 +353,10 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
     def _unscale_shards(
         self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
     ) -> dict[torch.device, Tensor]:
-        """Unscale gradients as torch's ``GradScaler`` does, but allow gradients on different meshes, mixed with plain
-        tensors.
+        """Unscale gradients as torch's ``GradScaler`` does. Here, some gradients may be DTensors on different meshes,
+        and other gradients plain tensors.
 
-        All ranks learn whether any shard is not finite, so that they skip the same steps.
+        The ranks exchange whether any shard is not finite, so that all ranks skip the same steps.
         """
         found = {self.root_device: found_inf.to(self.root_device, copy=True)}
         for shard in (sharded.local_shard(each.grad) for each in parameters_of(optimizer) if each.grad is not None):
@@ -379,14 +380,14 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
     # ---- gradients -----------------------------------------------------------------------------------------------
 
     def accumulating(self, model: nn.Module) -> Any:
-        if self.context_parallel_size > 1:  # gradients depend on other ranks' losses, so all ranks need the same scale
+        if self.context_parallel_size > 1:  # a gradient depends on all ranks' losses: all need the same scale
             self.driver.exchanges_always = True
         return super().accumulating(model) if isinstance(model, fsdp.FSDPModule) else nullcontext()
 
     # ---- errors --------------------------------------------------------------------------------------------------
 
     def explain(self, error: BaseException) -> Exception | None:
-        """Explain torch's error if a step has mixed DTensors of split layers with plain tensors."""
+        """Explain an error of torch: a step has mixed DTensors of split layers with plain tensors."""
         if isinstance(error, RuntimeError) and "mixed torch.Tensor and DTensor" in str(error):
             if "aten._f" in str(error):  # _foreach_mul_, _fused_adamw_
                 return ConfigurationError(

@@ -1,9 +1,9 @@
-"""Match the optimizer states of a checkpoint with the run's optimizers, by the names of their parameters.
+"""Match the optimizer states of a checkpoint with the run's optimizers, by the names of parameters.
 
-torch numbers an optimizer's parameters in the order in which the optimizer got them. If a later version of the code
-reorders a model's layers, states would be loaded into the wrong parameters of the same shape, without an error. A
-checkpoint therefore keeps the names beside the numbers, and each state is loaded by its parameter's name. Names have
-the form that torch.distributed.checkpoint uses; numbers are those of torch's ``state_dict``.
+torch's ``state_dict`` numbers the parameters of an optimizer in the order in which the optimizer got the parameters. If
+a later version of the code reorders a model's layers, torch would load states into wrong parameters of the same shape,
+without an error. A checkpoint therefore contains names beside the numbers, and each state is loaded by the name of its
+parameter. Names have the form that torch.distributed.checkpoint uses.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ def plain_name(name: str) -> str:
 
 
 def parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:
-    """Return an optimizer's parameters in the order in which its state dict numbers them."""
+    """Return an optimizer's parameters in the order of their numbers in the optimizer's state dict."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def parameter_names(module: nn.Module, optimizer: Optimizer) -> Names:
     """Return the names of an optimizer's parameters, one list for each parameter group.
 
-    The names are those of ``torch.distributed.checkpoint``: without the prefixes of wrappers. Tied parameters get their
-    alphabetically first name, which does not depend on the order of the layers. Parameters that are not in ``module``
-    are numbered.
+    As in ``torch.distributed.checkpoint``, the names have no prefixes of wrappers. A tied parameter gets the
+    alphabetically first of its names, which does not depend on the order of the layers. A parameter that is not in
+    ``module`` gets a name with a number.
     """
     known: dict[int, str] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
@@ -57,7 +57,7 @@ def parameter_names(module: nn.Module, optimizer: Optimizer) -> Names:
 
 
 def by_name(state: Mapping[str, Any], names: Names) -> State:
-    """Return an optimizer's state dict with its numbers replaced by the ``names`` of its parameters."""
+    """Return an optimizer's state dict in which ``names`` replace the numbers of parameters."""
     numbers = [number for group in state["param_groups"] for number in group["params"]]
     return _keyed(state, dict(zip(numbers, chain(*names), strict=True)), names)
 
@@ -69,31 +69,35 @@ def by_number(state: Mapping[str, Any], names: Names) -> State:
 
 
 def _keyed(state: Mapping[str, Any], keys: Mapping[Any, Any], lists: Sequence[Sequence[Any]]) -> State:
-    """Replace the keys of parameters in an optimizer's state dict. ``keys`` maps each old key to the new one; ``lists``
-    has the new keys of each parameter group.
+    """Replace the keys of parameters in an optimizer's state dict. ``keys`` maps each old key to the new key. ``lists``
+    contains the new keys of each parameter group.
     """
     groups = [{**group, "params": list(own)} for group, own in zip(state["param_groups"], lists, strict=True)]
     return {"state": {keys.get(key, key): each for key, each in state["state"].items()}, "param_groups": groups}
 
 
 def describe(module: nn.Module, optimizer: Optimizer) -> State:
-    """Return what a checkpoint stores beside an optimizer's state: its class, and the names of its parameters."""
+    """Return the class name of an optimizer and the names of its parameters. A checkpoint stores these beside the
+    optimizer's state.
+    """
     return {"class": _class_of(optimizer), "parameters": parameter_names(module, optimizer)}
 
 
 def _class_of(optimizer: Optimizer) -> str:
-    """Return the class's name; for torch's ZeroRedundancyOptimizer, the name of the class that it shards."""
+    """Return the name of the optimizer's class. For torch's ZeroRedundancyOptimizer, return the name of the inner
+    optimizer's class.
+    """
     return (class_in_shards(optimizer) or type(optimizer)).__name__
 
 
 def restore(strategy: Any, module: nn.Module, checkpoint: Mapping[str, Any]) -> None:
-    """Load the optimizers' states from a checkpoint, and log which current options these states replace.
+    """Load the optimizers' states from a checkpoint. Log the current options that these states replace.
 
     Args:
         strategy: the strategy that holds the optimizers.
         module: the module that holds the optimizers' parameters.
-        checkpoint: contains ``optimizer_states``, and ``optimizers`` from :func:`describe`, which checkpoints of
-            earlier versions lack.
+        checkpoint: contains ``optimizer_states`` and, except in checkpoints of earlier versions, ``optimizers`` with
+            the results of :func:`describe`.
 
     Raises:
         CheckpointError: as in :func:`fitted`.
@@ -117,8 +121,8 @@ def restore(strategy: Any, module: nn.Module, checkpoint: Mapping[str, Any]) -> 
 
 
 def _options(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Return the plain options of each parameter group. As the learning rate, return the initial one if a scheduler has
-    stored it.
+    """Return the plain options of each parameter group. If a scheduler has stored the initial learning rate, this
+    replaces the learning rate.
     """
     found = [
         {name: value for name, value in group.items() if isinstance(value, (int, float, tuple))}
@@ -135,23 +139,23 @@ def fitted(
 ) -> list[Any]:
     """Return the ``states`` of a checkpoint in the form that this run's optimizers can load.
 
-    If a parameter group has the same parameters in another order, its states are renumbered in the current order. If
-    some names are not in the checkpoint, nothing is changed: parameters may have been renamed, and then only their
-    order can identify them.
+    If a parameter group has the same parameters in a different order, its states are renumbered in the current order.
+    If some names are not in the checkpoint, nothing is changed. Parameters may have been renamed, and only the order
+    can identify a renamed parameter.
 
     Args:
         module: the module that holds the optimizers' parameters.
-        optimizers: what ``configure_optimizers`` returned.
+        optimizers: the optimizers from ``configure_optimizers``.
         states: the checkpoint's state of each optimizer.
-        saved: what :func:`describe` returned for each optimizer that was saved; empty for checkpoints of other
-            libraries and of earlier versions.
+        saved: the result of :func:`describe` for each optimizer when the checkpoint was saved; empty for checkpoints of
+            other libraries and of earlier versions.
 
     Raises:
-        CheckpointError: the parameter groups differ, an optimizer has a different class that cannot continue from the
-            state, or ``saved`` is damaged.
+        CheckpointError: the parameter groups differ, an optimizer of a different class cannot continue from the state,
+            or ``saved`` is damaged.
     """
     if len(states) != len(optimizers):
-        return list(states)  # a strategy's own format; if it is not, loading raises an error with both counts
+        return list(states)  # a strategy's own format, or damaged: then loading raises an error with both counts
     known = []
     for index, optimizer in enumerate(optimizers):
         with restoring(f"the description of optimizer {index} ({_class_of(optimizer)})"):
@@ -163,17 +167,17 @@ def fitted(
 
 def _compare_places(optimizers: Sequence[Optimizer], now: Sequence[Names], then: Sequence[Names]) -> None:
     """Check that no parameter has moved to another group or optimizer. The options and the scheduler of the earlier
-    group would not move with the parameter.
+    group would not apply to the parameter in the other group.
 
     Raises:
-        CheckpointError: a parameter has moved; the message names the parameter and both places.
+        CheckpointError: a parameter has moved. The message names the parameter and both groups.
     """
     places_now, places_then = (
         {name: (index, group) for index, groups in enumerate(each) for group, own in enumerate(groups) for name in own}
         for each in (now, then)
     )
     if places_now.keys() != places_then.keys() or list(map(len, now)) != list(map(len, then)):
-        return  # the counts differ, which another check reports
+        return  # another check reports that the counts differ
     for name, (index, group) in places_now.items():
         if places_then[name] != (index, group):
             earlier, earlier_group = places_then[name]
@@ -187,7 +191,7 @@ def _compare_places(optimizers: Sequence[Optimizer], now: Sequence[Names], then:
 def _fitted(index: int, optimizer: Optimizer, state: Any, now: Names, saved: tuple[str, Names]) -> Any:
     kind, (was, then) = _class_of(optimizer), saved
     if not isinstance(state, Mapping) or not isinstance(groups := state.get("param_groups"), list):
-        return state  # the state has a strategy's own format, or it is damaged, which loading will report
+        return state  # the state has a strategy's own format, or is damaged; loading reports the damage
     listed = [each.get("params") if isinstance(each, Mapping) else None for each in groups]
     sizes = [len(each) if isinstance(each, list) else -1 for each in listed]
     named = [len(own) for own in then] == sizes

@@ -1,4 +1,4 @@
-"""Base class of strategies with several processes, which sets the ranks and creates the process group."""
+"""Base class of strategies with several processes: sets the ranks and creates the process group."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LET_GO_S = 0.05
 _TOGETHER = 2**26  # bytes per exchange: a larger exchange needs much memory and is not faster
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 
-_GROUP: list[Any] = []  # the last process group that this module has created, its timeout and its backend
+_GROUP: list[Any] = []  # the last process group that this module has created, and the timeout and backend of the group
 
 
 class ParallelStrategy(Strategy):
@@ -43,8 +43,8 @@ class ParallelStrategy(Strategy):
         parallel_devices: this machine's devices in rank order; ``None``: the devices that the Trainer's arguments
             select.
         cluster_environment: provides the ranks of this process; ``None``: the environment that the Trainer detects.
-        process_group_backend: the backend of ``torch.distributed``; ``None``: the accelerator's.
-        timeout: how long one rank waits for the others in an exchange before the job fails.
+        process_group_backend: the backend of ``torch.distributed``; ``None``: the default backend of the accelerator.
+        timeout: the longest time that a rank waits for other ranks in an exchange. After this time, the job fails.
     """
 
     facts = Strategy.facts.but(is_distributed=True, start_method="popen")
@@ -88,7 +88,7 @@ class ParallelStrategy(Strategy):
 
     synchronises_batchnorm: bool = False
     """Whether the strategy supports ``Trainer(sync_batchnorm=True)`` and a ``LayerSync`` in ``plugins``. If not, both
-    raise an error with several processes.
+    options raise an error with several processes.
     """
 
     def setup(self, trainer: Any) -> None:
@@ -114,12 +114,12 @@ class ParallelStrategy(Strategy):
             self._store_ranks(world_size=num_nodes * on_each, node_rank=node_rank, global_rank=node_rank * on_each)
 
     def _store_ranks_of_job(self) -> None:
-        """Store this process's ranks from the cluster environment; called only in a process that is a rank
-        of the job.
+        """Store this process's ranks from the cluster environment. Called only in a process that is a rank of
+        the job.
         """
         environment = self.cluster_environment
         assert environment is not None  # set_ranks() has stored the environment
-        # this program starts the processes, so it tells the environment the world size and the rank
+        # the environment has not started the processes, and must get the world size and the rank
         if not environment.creates_processes_externally:
             environment.set_world_size(self.num_nodes * self.num_processes)
             environment.set_global_rank(environment.node_rank() * self.num_processes + environment.local_rank())
@@ -129,7 +129,7 @@ class ParallelStrategy(Strategy):
         )  # fmt: skip
 
     def _store_ranks(self, **ranks: int) -> None:
-        """Store ``ranks``, except those that a subclass defines as properties."""
+        """Set each of ``ranks`` as an attribute. A name that a subclass defines as a property is skipped."""
         for name, value in ranks.items():
             if not isinstance(getattr(type(self), name), property):
                 setattr(self, name, value)
@@ -137,22 +137,22 @@ class ParallelStrategy(Strategy):
     def setup_environment(self) -> None:
         self._store_ranks_of_job()
         if self.world_size > 1:
-            os.environ["RANK"] = str(self.global_rank)  # for rank_zero functions, also in a loader's workers
+            os.environ["RANK"] = str(self.global_rank)  # for rank_zero functions, including calls in a loader's workers
             tell_rank(self.global_rank)
         super().setup_environment()
         if dist.is_initialized():
             self._check_group()
         else:
-            self._groups = None  # earlier groups belong to a process group that no longer exists
+            self._groups = None  # the earlier groups belong to a process group that no longer exists
             self._meet()
-        if self._groups is None:  # otherwise the groups of an earlier run are still valid
+        if self._groups is None:  # without a new process group, the groups of an earlier run are still valid
             self._make_groups()
 
     def _check_group(self) -> None:
-        """Check that the process group, which an earlier run or the user has created, has the requested options.
+        """Check that an existing process group, from an earlier run or from the user, has the requested options.
 
         Raises:
-            ConfigurationError: the group has another backend or another timeout, and cannot be changed.
+            ConfigurationError: the group has a different backend or a different timeout, and cannot be changed.
         """
         made, *options = _GROUP or (None, None, None)
         timeout, backend = options if made is dist.group.WORLD else (self.timeout, None)
@@ -178,14 +178,14 @@ class ParallelStrategy(Strategy):
         atexit.register(_leave_group)
 
     def leave_process_group(self) -> None:
-        # if this strategy has made no groups, the user may have created the process group
+        # if this strategy has made no groups, the process group may be the user's, and stays
         joined = self._groups is not None and not self._outlived
         self._groups, self._outlived = None, True
         if joined:
             _leave_group()
 
     def _backends(self, accelerator: Accelerator) -> str:
-        """Return the accelerator's backend for its devices, and Gloo for host memory, so that exchanges of host memory
+        """Return a backend for the accelerator's devices, and Gloo for host memory. With Gloo, exchanges of host memory
         do not wait for the device.
         """
         own = accelerator.process_group_backend
@@ -197,20 +197,22 @@ class ParallelStrategy(Strategy):
         super().teardown()
         environment = self.cluster_environment
         if environment is not None and defined_by_user(environment, "teardown"):
-            environment.teardown()  # drivetrain's own environments keep nothing that would prevent another run
+            environment.teardown()  # drivetrain's own environments store nothing that would prevent another run
         if self.world_size == 1 and _GROUP[:1] == [dist.group.WORLD]:
-            _leave_group()  # the group has only this member, and processes started later must not inherit it
+            _leave_group()  # a group of only this process, which processes that start later must not inherit
 
     # ---- buffers, which depend on each rank's batches ------------------------------------------------------------
 
     def on_validation_start(self) -> None:
-        """In a fit, give all ranks the buffers of rank 0 for the evaluation, because a checkpoint contains rank 0's
+        """In a fit, copy the buffers of rank 0 to all ranks before the evaluation. A checkpoint also contains rank 0's
         buffers.
         """
         self.share_from_rank_zero(self._own_buffers(self.lightning_module))
 
     def rank_state(self, module: nn.Module) -> dict[str, Any]:
-        """Return the buffers of this rank; rank 0 returns ``{}``, because the checkpoint contains its buffers."""
+        """Return the buffers of this rank. Rank 0 returns ``{}``, because the checkpoint already contains rank 0's
+        buffers.
+        """
         if self.global_rank == 0:
             return {}
         own = {id(buffer) for buffer in self._own_buffers(module)}
@@ -230,7 +232,7 @@ class ParallelStrategy(Strategy):
     # ---- between ranks -------------------------------------------------------------------------------------------
 
     def make_world(self) -> Group:
-        """Return the group of all processes, created by ``setup_environment``."""
+        """Return the group of all processes. ``setup_environment`` creates the process group."""
         if self.world_size == 1 or self._outlived:
             return LoneGroup(self.global_rank)
         if not dist.is_initialized():
@@ -240,11 +242,13 @@ class ParallelStrategy(Strategy):
     def _make_groups(self) -> tuple[Group, Group, Group]:
         made = super()._make_groups()
         if isinstance(made[0], WaitingGroup):
-            self._groups = None  # the groups are not stored, because the process group may exist at the next call
+            self._groups = None  # not stored, because at the next call the process group may exist
         return made
 
     def _check_met(self) -> None:
-        """Check that the process group exists; without it, each process would act as the only one."""
+        """Check that the process group exists. Without a process group, each process would act like the only
+        process.
+        """
         if isinstance(self.world, WaitingGroup):
             raise self._have_not_met()
 
@@ -264,7 +268,7 @@ class ParallelStrategy(Strategy):
 
         Args:
             tensors: plain tensors, or shards of DTensors; tensors of one dtype are sent together.
-            group: the ranks; ``None``: the data group, whose first rank is rank 0 with plain DDP.
+            group: the ranks; ``None``: the data group. With plain DDP, the first rank of the data group is rank 0.
         """
         group = self.data if group is None else group
         for together in alike([tensor.detach() for tensor in tensors], _TOGETHER):
@@ -276,8 +280,8 @@ class ParallelStrategy(Strategy):
 def until_thawed(
     step: Callable[..., Any], frozen: Sequence[nn.Parameter], bind: Callable[[], Callable[..., Any]]
 ) -> Callable[..., Any]:
-    """Return a function that calls ``step``. If one of the ``frozen`` parameters has been thawed, the function calls
-    ``bind()`` once, and from then on calls the result of ``bind()`` instead of ``step``.
+    """Return a function that calls ``step``. When one of the ``frozen`` parameters has been thawed, the function calls
+    ``bind()`` once. From then on, the function calls the result of ``bind()`` instead of ``step``.
     """
 
     def looking(*args: Any, **kwargs: Any) -> Any:
@@ -295,6 +299,6 @@ def _leave_group() -> None:
         dist.destroy_process_group()
         forget_interface()
         _GROUP.clear()
-        # The group's threads may still need Python's lock, to free the last exchanged tensors. A thread that gets the
-        # lock during interpreter shutdown crashes the process.
+        # The group's threads may still need Python's global lock to free the last exchanged tensors. A thread that gets
+        # the lock during interpreter shutdown crashes the process.
         time.sleep(_LET_GO_S)

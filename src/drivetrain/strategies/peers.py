@@ -20,15 +20,15 @@ from drivetrain.errors import ConfigurationError, DrivetrainError
 from drivetrain.strategies import waiting
 
 _DIGEST = 16  # bytes
-# what a rank sends about its call: whether the rank has failed, a digest of the call's text, and the beginning of the
-# text
+# A rank sends three values about its call: whether the rank has failed, a digest of the call's text, and the beginning
+# of the text.
 _HEADER = struct.Struct(f"<?{_DIGEST}s239s")
 _WORDS = struct.Struct("<2Q")  # the digest as two numbers
-_NUMBERS = 2  # the largest count of numbers that are sent with the request itself
-_LONGEST_LIST = 8  # largest number of names or ranks in a message
-_CHECKED_FIRST = 100  # number of tensor collectives that are checked per group and run, by default
+_NUMBERS = 2  # how many ``numbers`` a call can send with its description
+_LONGEST_LIST = 8  # the largest number of names or ranks in a message
+_CHECKED_FIRST = 100  # by default, this many tensor collectives are checked for each group and run
 
-COMPARISON = "compare_ranks"  # a call whose text begins with the name of the Trainer's method; digests follow
+COMPARISON = "compare_ranks"  # the text of this call is the name of the Trainer's method, followed by digests
 
 CURES = {
     "all_gather": "Pad the tensors to one shape, in one dtype, or use gather_objects().",
@@ -44,7 +44,7 @@ CURES = {
 
 @dataclass(frozen=True)
 class Row:
-    """The call that one rank is about to make."""
+    """The call that one rank wants to make."""
 
     failed: bool
     digest: bytes
@@ -62,11 +62,11 @@ class Row:
 
 
 class Checks:
-    """Selects which calls of tensor collectives the ranks compare before the exchange: a run's first calls, all, or
-    none.
+    """Selects the calls of tensor collectives that ranks compare before the exchange: a run's first calls, all calls,
+    or no calls.
 
-    Each group has its own count of calls. The members of a group make the same calls, so they agree on which calls are
-    checked.
+    Each group has its own count of calls. The members of a group make the same calls, so all members check the same
+    calls.
 
     Args:
         check: ``None``: the first 100 calls in each group; True: all calls; False: none.
@@ -77,12 +77,12 @@ class Checks:
         self._done: dict[str, int] = {}
 
     def start_run(self, check: bool | None) -> None:
-        """Reset the count of every group, and use ``check`` from now on."""
+        """Reset the count of calls of every group, and use ``check`` from now on."""
         self.check = check
         self._done.clear()
 
     def due(self, group: Any) -> bool:
-        """Return whether the next call in ``group`` is checked, and count it."""
+        """Return whether the next call in ``group`` is checked, and count the call."""
         if self.check is not None:
             return self.check
         name = _name_of(group)
@@ -90,27 +90,27 @@ class Checks:
         return self._done[name] <= _CHECKED_FIRST
 
     def restart(self, group: Any) -> None:
-        """Reset the count of ``group`` after its members' calls have differed, because their counts may differ too."""
+        """Reset the count of calls of ``group``. After different calls, the counts of the members may differ."""
         self._done.pop(_name_of(group), None)
 
 
 def _name_of(group: Any) -> str:
-    """Return the group's name, which is the same on all members."""
+    """Return the name of ``group``. The name is the same on all members."""
     handle: Any = dist.group.WORLD if group is None else group
     return handle.group_name
 
 
 @dataclass(frozen=True)
 class Peers:
-    """The ranks of one call; there are at least two.
+    """The ranks of one call of a collective; at least two ranks.
 
     Attributes:
         call: the name of the function.
         group: the process group; ``None``: all processes.
         ranks: the members' global ranks, in the group's order.
         rank: the rank of this process.
-        device: the device to which tensors are copied if the group does not support their own device.
-        checks: selects which calls of tensor collectives are checked; ``None``: all calls.
+        device: the device to which a tensor is copied if the group does not support the tensor's own device.
+        checks: selects the calls of tensor collectives that are checked; ``None``: all calls.
     """
 
     call: str
@@ -121,14 +121,15 @@ class Peers:
     checks: Checks | None = None
 
     def agree_on_tensor(self, text: str, problem: str | None) -> None:
-        """For a collective that exchanges only a tensor: call :meth:`agree` if this call is to be checked.
+        """For a collective that exchanges only a tensor: call :meth:`agree` if ``checks`` selects this call.
 
         Args:
             text: describes this rank's call.
-            problem: why this rank cannot make the call; ``None``: it can.
+            problem: why this rank cannot make the call; ``None``: no problem.
 
         Raises:
-            ConfigurationError: as in :meth:`agree`; if the call is not checked, only on the rank with a problem.
+            ConfigurationError: as in :meth:`agree`. If the call is not checked, only the rank with a problem raises
+                this error.
         """
         if self.checks is None or self.checks.due(self.group):
             self.agree(problem or text, failed=problem is not None)
@@ -136,8 +137,8 @@ class Peers:
             raise ConfigurationError(f"{self.call}() got {problem} on rank {self.rank}. {CURES[self.call]}")
 
     def agree(self, text: str, *numbers: int, failed: bool = False) -> list[tuple[int, int]]:
-        """Check that all ranks make the same call; return the smallest and the largest value of each number over the
-        ranks.
+        """Check that all ranks make the same call. For each of ``numbers``, return the smallest and the largest value
+        over the ranks.
 
         Raises:
             ConfigurationError: on every rank, if the texts differ or a rank passes ``failed=True``.
@@ -149,17 +150,17 @@ class Peers:
     def meet(
         self, text: str, *numbers: int, failed: bool = False, also: str = ""
     ) -> tuple[list[Row], list[tuple[int, int]]]:
-        """Return the calls of all ranks, and the smallest and the largest value of each number over the ranks. If all
-        calls are equal, only this rank's call is returned.
+        """Return the calls of all ranks, or only this rank's call if all calls are equal. Also return, for each of
+        ``numbers``, the smallest and the largest value over the ranks.
 
-        The ranks first reduce a few numbers that stand for their calls; the size of this exchange does not depend on
-        the number of ranks. Only if the calls differ do the ranks exchange the calls themselves.
+        The ranks first reduce a few numbers that represent the calls. The size of this exchange does not depend on the
+        number of ranks. If the calls differ, the ranks then exchange the calls themselves.
 
         Args:
             text: describes this rank's call.
             numbers: up to two integers of the call that may differ between ranks.
             failed: whether this rank cannot make the call.
-            also: a text that is compared, too, but that error messages do not show.
+            also: a further text that the ranks compare. Error messages do not show this text.
         """
         text = f"{self.call}({text})"
         digest = hashlib.sha256(f"{text}\0{also}".encode()).digest()[:_DIGEST]
@@ -190,11 +191,11 @@ class Peers:
         ], ranges[3:]
 
     def _spread_largest(self, values: Tensor, waits_in: str) -> None:
-        """Set each of ``values`` to its maximum over the ranks; the size of the exchange does not depend on the number
+        """Set each of ``values`` to its maximum over the ranks. The size of the exchange does not depend on the number
         of ranks.
 
-        This uses a reduction and a broadcast instead of an all_reduce. If another rank skipped this call and
-        all-reduced its gradients, Gloo would match that all_reduce with an all_reduce here.
+        The exchange is a reduction and a broadcast instead of an all_reduce. A rank might skip this call and all-reduce
+        its gradients. Gloo would match the all_reduce of gradients with an all_reduce here.
         """
         first = self.ranks[0]
         for exchange in (partial(dist.reduce, dst=first, op=dist.ReduceOp.MAX), partial(dist.broadcast, src=first)):
@@ -204,7 +205,7 @@ class Peers:
                 exchange(values, group=self.group)
 
     def check(self, rows: list[Row]) -> None:
-        """Raise an error on every rank if the rows differ or a rank has failed."""
+        """Raise an error, on every rank, if the rows differ or a rank has failed."""
         if not any(row.failed for row in rows) and len({row.digest for row in rows}) == 1:
             return
         calls = {row.call for row in rows}
@@ -213,7 +214,7 @@ class Peers:
         raise ConfigurationError(f"The ranks of the group cannot do this together: {each}. {cure}")
 
     def gather(self, row: Tensor) -> Tensor:
-        """Return every rank's ``row`` of bytes; all have the same length."""
+        """Return every rank's ``row`` of bytes. All rows must have the same length."""
         row = row.to(self.wire(row.device))
         rows = row.new_empty(len(self.ranks), row.numel())
         if row.numel():
@@ -221,8 +222,8 @@ class Peers:
         return rows
 
     def send(self, row: Tensor, src: int) -> Tensor:
-        """Return the bytes of rank ``src``, on the device of ``row``; on ranks other than ``src``, only the length of
-        ``row`` matters.
+        """Return the bytes of rank ``src``, on the device of ``row``. On all other ranks, ``row`` only needs the same
+        length.
         """
         on_wire = row.to(self.wire(row.device))
         if row.numel():
@@ -230,7 +231,7 @@ class Peers:
         return on_wire.to(row.device)
 
     def all_reduce(self, values: Tensor, op: Any) -> Tensor:
-        """Return the reduction of ``values`` on their device; ``values`` themselves may be overwritten."""
+        """Return the reduction of ``values``, on the device of ``values``. The tensor ``values`` may be overwritten."""
         on_wire = values.to(self.wire(values.device))
         if values.numel():
             dist.all_reduce(on_wire, op, group=self.group)
@@ -247,7 +248,7 @@ class Peers:
 
 
 def peers_of(call: str, group: Any, device: torch.device | None, checks: Checks | None = None) -> Peers | None:
-    """Return the ranks of ``group``; ``None`` if this process is the only member."""
+    """Return the ranks of ``group``, or ``None`` if this process is the only member."""
     if not (dist.is_available() and dist.is_initialized()):
         return None
     rank = dist.get_rank()
@@ -261,7 +262,7 @@ def peers_of(call: str, group: Any, device: torch.device | None, checks: Checks 
 
 
 def as_bytes(data: Tensor) -> bytearray:
-    """Return the content of a tensor of bytes, without numpy, which ``data.numpy().tobytes()`` needs."""
+    """Return the content of a tensor of bytes. Unlike ``data.numpy().tobytes()``, this works without numpy."""
     packed = bytearray(data.numel())
     torch.frombuffer(packed, dtype=torch.uint8).copy_(data.flatten())
     return packed
@@ -273,8 +274,8 @@ def _shown(text: str) -> str:
 
 # ---- objects ---------------------------------------------------------------------------------------------------------
 
-# An object without tensors is pickled, and any other object is written by torch.save. Loading an object of torch.save
-# takes half a millisecond, which is too long for all objects: each of 1,024 ranks may load an object of every other
+# An object without tensors is pickled; torch.save writes any other object. Loading data of torch.save takes half a
+# millisecond. This would be too long for all objects, because each of 1,024 ranks may load an object of every other
 # rank.
 
 
@@ -286,12 +287,14 @@ def _refuse(obj: Any) -> Any:
     raise _HasTensorError
 
 
-# Subclasses of Tensor are not listed, because pickle finds the storages in them.
+# Subclasses of Tensor are not listed, because pickle finds the storages inside these.
 _TENSORS = dict.fromkeys((Tensor, nn.Parameter, nn.Buffer, torch.UntypedStorage, torch.TypedStorage), _refuse)
 
 
 def dumped(obj: Any) -> tuple[bytes, str | None]:
-    """Return ``obj`` as bytes and ``None``, or no bytes and the reason why ``obj`` cannot be pickled."""
+    """Return two values: the bytes of ``obj``, and ``None``. If ``obj`` cannot be pickled, return no bytes, and the
+    reason.
+    """
     buffer = io.BytesIO()
     try:
         try:
@@ -300,20 +303,20 @@ def dumped(obj: Any) -> tuple[bytes, str | None]:
             pickler.dump(obj)
         except _HasTensorError:
             torch.save(obj, buffer := io.BytesIO())
-    except Exception as error:  # a class's __reduce__ may raise anything
+    except Exception as error:  # a class's __reduce__ may raise any exception
         return b"", f"an object that cannot be pickled: {type(error).__name__}: {error}"
     return buffer.getvalue(), None
 
 
 def loaded(data: bytes | bytearray, device: torch.device | None) -> Any:
-    """Return an object of another rank of this job; its tensors on an accelerator are moved to this rank's device."""
+    """Return an object of another rank of this job. Tensors on an accelerator are moved to this rank's device."""
 
     def here(storage: Any, location: str) -> Any:
         target = nearest(location.partition(":")[0], device)
         return storage if target.type in ("cpu", "meta") else storage.to(device=target)
 
     if data.startswith(b"\x80"):
-        return pickle.loads(data)  # the data of torch.save begins with other bytes
+        return pickle.loads(data)  # these bytes are from pickle: data of torch.save begins differently
     return torch.load(io.BytesIO(data), map_location=here, weights_only=False)
 
 
@@ -326,12 +329,12 @@ def nearest(kind: str, device: torch.device | None) -> torch.device:
 
 
 def by_rank(texts: Sequence[str], ranks: Sequence[int], separator: str = ": ") -> str:
-    """Return one line with each different text once, after the ranks that have this text."""
+    """Return one line with each different text. Each text is preceded by the ranks that have the text."""
     return "; ".join(f"{_ranks(whose)}{separator}{text}" for text, whose in owners_of(texts, ranks).items())
 
 
 def owners_of(texts: Sequence[str], ranks: Sequence[int]) -> dict[str, list[int]]:
-    """Return the ranks of each different text."""
+    """Return, for each different text, the ranks that have the text."""
     owners: dict[str, list[int]] = {}
     for rank, text in zip(ranks, texts, strict=True):
         owners.setdefault(text, []).append(rank)
@@ -343,13 +346,13 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def some(values: Sequence[Any]) -> str:
-    """Return the first of the values as text, with the number of the other values."""
+    """Return a text with the first values, and with the number of the other values."""
     more = len(values) - _LONGEST_LIST
     return ", ".join(map(repr, values[:_LONGEST_LIST])) + (f" and {more} more" if more > 0 else "")
 
 
 def differing_names(each: list[list[str]], ranks: Sequence[int]) -> str:
-    """Return an error message that shows which names only some ranks have."""
+    """Return an error message that shows the names that only some ranks have."""
     common = set(each[0]).intersection(*each[1:])
     own = [[name for name in names if name not in common] for names in each]
     if any(own):

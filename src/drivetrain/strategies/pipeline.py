@@ -1,4 +1,4 @@
-"""Pipeline parallelism: each rank holds some stages of the model, and micro-batches pass through them."""
+"""Pipeline parallelism: each rank holds some stages of the model, and micro-batches pass through the stages."""
 
 from __future__ import annotations
 
@@ -44,34 +44,34 @@ from drivetrain.strategies.strategy import StrategyRegistry
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b")
 
-_SPREAD: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models that an earlier run has reduced to this rank's stages
+_SPREAD: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models with only this rank's stages, after an earlier run
 
 
 @StrategyRegistry.register("pipeline")
 class PipelineStrategy(ParallelStrategy):
-    """torch.distributed.pipelining: the ranks of a pipeline hold the stages of one model and see the same samples.
+    """torch.distributed.pipelining: the ranks of a pipeline hold the stages of one model, and see the same samples.
 
-    The module defines ``configure_pipeline(num_stages)``, which returns its stages in order and a loss function. See
-    docs/pipeline.md.
+    The module defines ``configure_pipeline(num_stages)``. This hook returns the module's stages in order, and a loss
+    function. See docs/pipeline.md.
 
     Args:
         schedule: "gpipe": forward passes of all micro-batches, then backward passes. "1f1b": forward and backward
-            passes alternate, which takes less memory. "interleaved_1f1b": the passes alternate, and each rank holds
+            passes alternate. This takes less memory. "interleaved_1f1b": the passes alternate, and each rank holds
             several stages.
         num_microbatches: the number of parts into which each batch is split.
-        stages_per_rank: how many stages each rank holds; ``None``: 2 if interleaved, or else 1.
-        pipeline_parallel_size: how many neighbouring ranks form a pipeline; "auto": all ranks. If there are several
-            pipelines, each sees different samples.
+        stages_per_rank: the number of stages on each rank; ``None``: 2 if interleaved, otherwise 1.
+        pipeline_parallel_size: the number of neighbouring ranks that form a pipeline; "auto": all ranks. Different
+            pipelines see different samples.
         process_group_backend, timeout, accelerator, parallel_devices, cluster_environment, checkpoint_io,
             precision_plugin: as for :class:`ParallelStrategy`.
 
     Raises:
-        ConfigurationError: an argument is wrong, or two contradict each other.
+        ConfigurationError: an argument is wrong, or two arguments contradict each other.
     """
 
     facts = ParallelStrategy.facts.but(
         refuses={"compile": "It runs the stages that configure_pipeline returns; compile their layers there."},
-        allows_inference_mode=False,  # received inference tensors could not take part in autograd later
+        allows_inference_mode=False,  # autograd could not use received inference tensors later
         restores_after_setup=True,  # each rank loads only its own stages
         honoured_hooks=StepParts.HOOKS - {"on_before_backward", "backward", "on_after_backward"},
     )
@@ -116,11 +116,11 @@ class PipelineStrategy(ParallelStrategy):
     def _forget_stages(self) -> None:
         self._stages: list[nn.Module] = []
         self._loss: Callable[..., Any] = nn.MSELoss()
-        # For each parameter and buffer in a stage, by name: the index in the pipeline of the rank that holds it. All
-        # ranks hold the tensors that are not listed.
+        # For the name of each parameter and buffer in a stage: the index, in the pipeline, of the rank that holds the
+        # tensor. Tensors that are not listed are on all ranks.
         self._owners: dict[str, int] = {}
         self._schedules: dict[Any, Schedule] = {}
-        # A function of (loss, weight) that returns a value of the type that the user's loss function returns.
+        # A function of (loss, weight) whose result has the type of the user's loss function's results.
         self._form: Callable[[Tensor, Tensor], Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -161,7 +161,7 @@ class PipelineStrategy(ParallelStrategy):
         return self.size * self.stages_per_rank
 
     def make_data_group(self, world: Group) -> Group:
-        if world.size == 1 < self.world_size:  # after the job, the launching process is not one of its ranks
+        if world.size == 1 < self.world_size:  # after the job, in the launching process, which is no rank of the job
             return world
         size = self.size
         data = world if size == 1 else world.new(range(world.rank % size, world.size, size))
@@ -229,7 +229,8 @@ class PipelineStrategy(ParallelStrategy):
         module = self.lightning_module
         if module is not None and self.root_device != HOST:
             place_own(module, HOST)
-        # Hide the module from super(), which would move it; the stages of other ranks must stay on the meta device.
+        # Hide the module from super(), because super() would move the module. The stages of other ranks must stay on
+        # the meta device.
         with standing_for(self, lightning_module=None):
             super().teardown()
 
@@ -251,7 +252,7 @@ class PipelineStrategy(ParallelStrategy):
             for parameter, gradient in zip(parameters, held, strict=True):
                 parameter.grad = gradient
             with nullcontext() if last else parts.accumulating():
-                # the share of this batch in the optimizer step; the call rescales earlier gradients
+                # the batch's share in the optimizer step; this call also rescales earlier gradients
                 share = parts.loss_of(form(torch.ones_like(loss), weight), index, last)
             if share is not None:
                 _add(parameters, gradients, share.detach() / weight.clamp(min=torch.finfo(weight.dtype).tiny))
@@ -263,11 +264,11 @@ class PipelineStrategy(ParallelStrategy):
         return step
 
     def _run_schedule(self, batch: Any) -> tuple[Callable[[Tensor, Tensor], Any], Tensor, Tensor]:
-        """Run the forward and backward passes of one batch; gradients are sums over micro-batches.
+        """Run the forward and backward passes of one batch. Gradients are sums over micro-batches.
 
         Returns:
-            Three values, on all ranks: a function of ``(loss, weight)`` that returns a value of the type that the
-                user's loss function returns; the mean loss; the weight of this loss, which is 1 if the loss function
+            Three values, on all ranks. First, a function of ``(loss, weight)`` whose result has the type of the user's
+                loss function's results. Second, the mean loss. Third, the weight of this loss: 1 if the loss function
                 returns no weights.
         """
         inputs, target = split_batch(batch)
@@ -282,7 +283,7 @@ class PipelineStrategy(ParallelStrategy):
     def _average(self, parameters: Sequence[Tensor]) -> None:
         """Replace gradients by their means over the ranks that hold the same stages and see different samples.
 
-        A gradient that is ``None`` on all ranks stays ``None``, so that the optimizer skips its parameter.
+        A gradient that is ``None`` on all ranks stays ``None``, so that the optimizer skips the parameter.
         """
         if self.data.size == 1:
             return
@@ -292,11 +293,11 @@ class PipelineStrategy(ParallelStrategy):
             bucket.unpack()
 
     def _schedule_for(self, inputs: tuple[Tensor, ...], trains: bool) -> Schedule:
-        """Return the schedule for inputs of these shapes. Other shapes need another schedule, because the ranks
+        """Return the schedule for inputs of these shapes. Different shapes need different schedules, because the ranks
         exchange tensors of fixed shapes.
 
-        A schedule also determines which stages send gradients, so another schedule is needed when layers are frozen or
-        thawed.
+        A schedule also determines the stages that send gradients. After layers are frozen or thawed, a different
+        schedule is needed.
         """
         trained = trained_stages(self._stages) if trains else ()
         key = trains, trained, tuple((tuple(each.shape), each.dtype) for each in inputs)
@@ -320,7 +321,7 @@ class PipelineStrategy(ParallelStrategy):
 
         def step(*args: Any, **kwargs: Any) -> Any:
             own = attributes.get("forward")
-            attributes["forward"] = self._forward  # self(x) in a step passes x through the stages of all ranks
+            attributes["forward"] = self._forward  # in a step, self(x) passes x through the stages of all ranks
             try:
                 return method(*args, **kwargs)
             finally:
@@ -342,7 +343,7 @@ class PipelineStrategy(ParallelStrategy):
         return self.pipeline.broadcast(output, src=self._rank_of_loss)
 
     def explain(self, error: BaseException) -> Exception | None:
-        """Explain torch's error if a step has used a layer of another rank."""
+        """Explain an error of torch: a step has used a layer of another rank."""
         if isinstance(error, (RuntimeError, NotImplementedError)) and "meta" in str(error):
             return ConfigurationError(
                 "A step used a layer that another process of the pipeline holds. Call self(x) in validation_step, "
@@ -368,7 +369,7 @@ class PipelineStrategy(ParallelStrategy):
         parameters = parameters_of(optimizer)
         gradients = [each.grad for each in parameters if each.grad is not None]
         here = total_norm(gradients, norm_type) if gradients else torch.zeros((), device=self.root_device)
-        # all ranks must exchange the same dtype, although the dtypes of their gradients may differ
+        # all ranks must exchange one dtype, although their gradients may have different dtypes
         kind = functools.reduce(torch.promote_types, (each.dtype for each in parameters), torch.float32)
         norms = self.pipeline.all_gather(here.to(kind))
         norm: Tensor = torch.linalg.vector_norm(norms, norm_type)
@@ -413,8 +414,8 @@ class PipelineStrategy(ParallelStrategy):
         load_states("optimizer", optimizers, states, check_optimizer_state, load_own)
 
     def _from_owner(self, value: Any, owner: int | None) -> Any:
-        """Return the ``value`` of the pipeline's rank ``owner`` in host memory, or this rank's ``value`` if ``owner``
-        is ``None``. All ranks of the pipeline must call this method.
+        """Return ``value`` of the rank with the index ``owner`` in the pipeline, in host memory. If ``owner`` is
+        ``None``, return this rank's ``value``. All ranks of the pipeline must call this method.
         """
         if owner is None:
             return move_to_host(value)

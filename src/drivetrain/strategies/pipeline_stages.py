@@ -1,5 +1,5 @@
-"""The stages of a model in a pipeline: which rank holds each parameter, and the schedule of their passes for one shape
-of input.
+"""The stages of a model in a pipeline: the rank that holds each parameter, and the schedule of forward and backward
+passes for one shape of input.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def configured(module: nn.Module, num_stages: int, processes: int) -> tuple[list
 
 
 def owned_by(module: nn.Module, stage_list: Sequence[nn.Module], processes: int) -> dict[str, int]:
-    """Return, for the name of each parameter and buffer in a stage, the index of the pipeline's rank that holds it.
+    """Return, by name, the owner of each parameter and buffer in a stage. The owner is the index, in the pipeline, of
+    the rank that holds the tensor.
 
     Raises:
         ConfigurationError: a parameter is in several stages, in no stage, or not in the module.
@@ -88,14 +89,14 @@ def owned_by(module: nn.Module, stage_list: Sequence[nn.Module], processes: int)
 
 
 def named(module: nn.Module) -> dict[str, Tensor]:
-    """Return the module's parameters and buffers by name; a shared tensor has an entry for each of its names."""
+    """Return the module's parameters and buffers by name. A shared tensor has an entry for each of its names."""
     parameters = dict[str, Tensor](module.named_parameters(remove_duplicate=False))
     return {**parameters, **dict(module.named_buffers(remove_duplicate=False))}
 
 
 def keep(module: nn.Module, owners: Mapping[str, int], index: int) -> None:
-    """Move parameters and buffers of other ranks to the meta device, which frees their memory; names and shapes
-    stay.
+    """Move all parameters and buffers of other ranks to the meta device, which frees the memory of these tensors. Names
+    and shapes do not change.
     """
     made: dict[int, Tensor] = {}
     there = named(module)
@@ -111,8 +112,8 @@ def keep(module: nn.Module, owners: Mapping[str, int], index: int) -> None:
 
 
 def trained_stages(stages: Sequence[nn.Module]) -> tuple[bool, ...]:
-    """Return for each stage whether this stage or an earlier one has a trained parameter; the result is the same on all
-    ranks.
+    """Return for each stage whether the stage or an earlier stage has a trained parameter. The result is the same on
+    all ranks.
     """
     own = (any(each.requires_grad for each in stage.parameters()) for stage in stages)
     return tuple(itertools.accumulate(own, operator.or_))
@@ -138,7 +139,7 @@ def load_own(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
 
 
 HOOK = "configure_pipeline"
-"""The method of a module that returns its stages and a loss function."""
+"""The name of the module's method that returns the module's stages and a loss function."""
 
 
 class Schedule:
@@ -153,7 +154,7 @@ class Schedule:
         device: the device of this rank.
         group: the ranks of the pipeline; ``None``: all.
         context: a function that returns the context in which forward passes have the run's precision.
-        trained: for each stage, whether gradients flow back into it; empty: forward passes only.
+        trained: for each stage, whether gradients flow back into the stage; empty: forward passes only.
     """
 
     def __init__(
@@ -171,8 +172,8 @@ class Schedule:
         self.count, self.has_first, self.has_last = count, 0 in own, num_stages - 1 in own
         self.user_loss, self.context, self.targets = loss, context, list[Any]()
         self.weights: list[float | Tensor] = []
-        # A function of (loss, weight) that returns a value of the type that the loss function returns; set on the rank
-        # with the last stage.
+        # A function of (loss, weight) whose result has the type of the loss function's results. Set on the rank with
+        # the last stage.
         self.form: Callable[[Tensor, Tensor], Any] = plain_loss
         trained = trained or [False] * num_stages
         stages: list[Any] = [
@@ -188,8 +189,8 @@ class Schedule:
         elif name == "1f1b" and loss is not None and count >= num_stages:
             self.schedule = pipelining.Schedule1F1B(stages[0], count, **arguments)
         else:  # with fewer micro-batches than stages, passes cannot alternate
-            # torch 2.9 refuses to create a schedule with fewer micro-batches than stages, but can run it, so their
-            # number is set afterwards.
+            # torch 2.9 can run a schedule with fewer micro-batches than stages, but cannot create such a schedule. The
+            # number of micro-batches is therefore set afterwards.
             self.schedule = pipelining.ScheduleGPipe(stages[0], max(count, num_stages), **arguments)
             torch_private.set_micro_batches(self.schedule, count)
 
@@ -197,15 +198,15 @@ class Schedule:
         """Run forward and backward passes.
 
         Returns:
-            On the rank with the last stage, the sum of the losses, each multiplied by its weight, and the sum of the
-            weights, which is 1 for losses without weights; ``None`` on the other ranks.
+            On the rank with the last stage, two values: the sum of the products of losses and weights, and the sum of
+                the weights. For losses without weights, the mean loss and 1. On all other ranks, ``None``.
         """
         losses: list[Tensor] = []
         arguments: dict[str, Any] = {"losses": losses}
         if self.has_last:
             self.targets = [_part(target, number, self.count) for number in range(self.count)]
             self.weights, self.form = [], plain_loss
-            arguments["target"] = torch.arange(self.count)  # torch splits only tensors, so it splits indices of targets
+            arguments["target"] = torch.arange(self.count)  # torch splits only tensors, here: indices of targets
         self.schedule.step(*(inputs if self.has_first else ()), **arguments)
         if not self.has_last:
             return None
@@ -213,18 +214,18 @@ class Schedule:
         total = total.to(torch.promote_types(total.dtype, torch.float32))
         if self.form is plain_loss:
             return torch.stack([total, torch.ones_like(total)])
-        counted = self.weights[-self.count :]  # torch may have called the loss function earlier, in a trial run
+        counted = self.weights[-self.count :]  # not the weights of earlier calls, in torch's trial run
         weights = [torch.as_tensor(each, dtype=total.dtype, device=total.device) for each in counted]
         return torch.stack([total, torch.stack(weights).sum()])
 
     def evaluate(self, inputs: tuple[Tensor, ...]) -> Any:
-        """Run forward passes; return the output on the rank that has the last stage."""
+        """Run forward passes. Return the output on the rank with the last stage."""
         with torch.no_grad():
             return self.schedule.step(*(inputs if self.has_first else ()))
 
     def _loss(self, output: Any, number: Tensor) -> Tensor:
-        """Return what one micro-batch adds to the batch's loss: its mean loss divided by the number of micro-batches,
-        or its loss times its weight.
+        """Return the number that one micro-batch adds to the loss of the batch. This is the mean loss of the
+        micro-batch divided by the number of micro-batches; with weights, the product of loss and weight.
         """
         assert self.user_loss is not None
         target = self.targets[int(number[0])]
@@ -244,18 +245,20 @@ class Schedule:
 
 
 def plain_loss(loss: Tensor, weight: Tensor) -> Tensor:
-    """Return ``loss``; used for loss functions that return no weights."""
+    """Return ``loss``. Used for a loss function that returns no weights."""
     return loss
 
 
 class _Stage(nn.Module):
-    """A stage that computes its forward pass in the context of the run's precision, and its backward pass outside it.
+    """A stage whose forward pass runs in the context of the run's precision.
+
+    The backward pass runs outside this context.
 
     Args:
         stage: the user's stage.
         context: as in :class:`Schedule`.
-        trained: whether the next stage sends gradients back for each batch. The output then requires gradients, even if
-            no trained parameter took part in computing it.
+        trained: whether the next stage sends gradients back for each batch. If so, the output of this stage requires
+            gradients, even if no trained parameter took part in the computation.
     """
 
     def __init__(
@@ -277,8 +280,8 @@ def _open_to_gradients(leaf: Any) -> Any:
 
 
 def microbatches(samples: int, wanted: int, ranks: int) -> int:
-    """Return the number of equal parts into which a batch is split: the largest up to ``wanted`` that torch can
-    interleave.
+    """Return the number of equal parts into which a batch is split. This is the largest number up to ``wanted`` with
+    which torch can interleave passes.
     """
     counts = range(1, min(wanted, max(samples, 1)) + 1)
     return max(count for count in counts if samples % count == 0 and count % max(1, count // ranks) == 0)

@@ -11,10 +11,10 @@ from drivetrain.base.tree import map_leaves
 
 
 def place(module: nn.Module, device: torch.device) -> nn.Module:
-    """Return ``module`` on ``device``, with its tied parameters still tied.
+    """Return ``module`` on ``device``. Tied parameters stay tied.
 
-    On most devices parameter objects stay the same. On some devices, torch creates a new object for every name, so that
-    two layers that shared a weight would silently train separate copies.
+    On most devices parameter objects stay the same. On some devices, torch creates a new object for every name of a
+    parameter. Two layers with a shared weight would then silently train separate copies.
     """
     named = [(owner, name, each) for owner in module.modules() for name, each in own_parameters(owner).items()]
     to_device = module.to(device)
@@ -30,5 +30,5 @@ def optimizer_to(optimizer: Optimizer, device: torch.device) -> None:
     """Move an optimizer's state to ``device``."""
     for state in optimizer.state.values():
         for key, value in state.items():
-            # LBFGS keeps lists of tensors
+            # LBFGS has lists of tensors
             state[key] = map_leaves(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, value)

@@ -1,13 +1,13 @@
 """The files that ranks write beside a checkpoint: their names, checksums and removal.
 
-The state that exists only on one rank, such as its gradients between two batches of one optimizer step, is called the
-rank's part. Rank 0's part is in the main file, which is the checkpoint itself. On each machine, the first rank other
-than rank 0 writes the parts of all ranks of the machine, except rank 0's, to a rank file, ``model.ckpt.<id>.rank<r>``.
-If a part is large, every rank writes its own rank file. The main file lists the rank files with their sizes and
-checksums, and is written last. Each save uses a new id, and the rank files of earlier saves are removed only when the
-new main file is durable. A crash therefore leaves either the old main file with its rank files, or the new main file
-with the new rank files. A link to a checkpoint has no rank files of its own; the rank files are beside the link's
-target.
+A rank's part is the state that exists only on this rank, such as gradients between two batches of one optimizer step.
+Rank 0's part is in the main file, which is the checkpoint itself. All other parts are in rank files,
+``model.ckpt.<id>.rank<r>``. On each machine, one rank, which is not rank 0, writes a rank file with the parts of all
+ranks of the machine. If a part is large, every rank writes its own rank file. The main file lists the rank files with
+their sizes and checksums, and is written last. Each save uses a new id. The rank files of earlier saves are removed
+after the new main file has become durable. A crash therefore leaves either the old main file with its rank files, or
+the new main file with the new rank files. A link to a checkpoint has no rank files of its own. The rank files are
+beside the target of the link.
 """
 
 from __future__ import annotations
@@ -41,14 +41,15 @@ with on_first_use:
 _SUFFIX = r"\.([0-9a-f]{8})\.rank[1-9][0-9]*"
 
 LISTED = "rank_files"  # the key of the list of rank files in the main file
-UNFINISHED = ".incomplete"  # suffix of a checkpoint that lacks a rank's part
+UNFINISHED = ".incomplete"  # the suffix of a checkpoint that lacks a rank's part
 
-_PARTS = "parts_of_ranks"  # the key of the parts, in a file with the parts of more than one rank
-_LARGE = 2**20  # bytes: a rank with larger tensors writes its part itself
+_PARTS = "parts_of_ranks"  # the key of the parts, in a rank file with the parts of several ranks
+_LARGE = 2**20  # in bytes: a rank with larger tensors writes its own part
 
 Entry = dict[str, Any]
-"""The entry of a rank file in the main file: its ``name``; for a local file, ``size`` in bytes and ``crc32``; and
-``ranks``, the ranks whose parts the file contains. Entries of earlier versions have no ``ranks``.
+"""The entry of a rank file in the main file. ``name`` is the name of the rank file. ``ranks`` are the ranks whose parts
+the rank file contains; entries of earlier versions have no ``ranks``. For a local file, the entry also has ``size`` in
+bytes and ``crc32``.
 """
 
 
@@ -62,19 +63,22 @@ def save(
     waits: bool = True,
     listed: str = LISTED,
 ) -> None:
-    """Write ``state`` to ``path``, and each rank's ``part`` beside it. Every rank must call this function.
+    """Write ``state`` to ``path``, and each rank's ``part`` to a file beside ``path``. Every rank must call this
+    function.
 
     Args:
         strategy: the strategy that writes.
-        state: the checkpoint of this rank; rank 0's is written last.
+        state: the checkpoint of this rank. Only rank 0 writes its ``state``, after all parts.
         part: the state that exists only on this rank; ``None`` on all ranks if there is no such state.
         path: the path of the main file.
         storage_options: options for the checkpoint store.
-        waits: wait until the checkpoint is durable; otherwise the store may still be writing it.
+        waits: wait until the checkpoint is durable. If False, the checkpoint store may still be writing the checkpoint
+            afterwards.
         listed: the key in the main file for the list of rank files.
 
     Raises:
-        CheckpointError: a rank could not write its file; raised on every rank, and the previous files are unchanged.
+        CheckpointError: a rank could not write its file. Every rank raises this error, and the previous files are
+            unchanged.
     """
     failure, own, entries = None, Entry(), list[Entry]()
     has_parts = strategy.world_size > 1 and part is not None
@@ -96,14 +100,14 @@ def save(
         failure = error
     refused = store.was_refused(path)
     outcome = failure and shown_error(failure), refused, store.is_durable(path)
-    outcomes = strategy.world.gather_objects(outcome)  # waits for every rank
+    outcomes = strategy.world.gather_objects(outcome)  # this call waits for every rank
     different = set(outcomes)
     if all((text, refused) == (None, False) for text, refused, _ in different):
         # if a file is not durable yet, a later save to this path removes the replaced rank files
         if all(is_durable for *_, is_durable in different):
             commit(strategy, path, entries, own)
         return
-    taken = any(refused for _, refused, _ in different)  # another program has written the file there
+    taken = any(refused for _, refused, _ in different)  # another program has written a file to this path
     discard(strategy, path, own, None if taken else listed)
     if failure is not None:
         raise failure
@@ -118,17 +122,17 @@ def write(
     """Write the parts beside the checkpoint that rank 0 will write. Every rank must call this function.
 
     Args:
-        strategy: its ``checkpoint_io`` writes the files.
+        strategy: the ``checkpoint_io`` of this strategy writes the files.
         part: plain data and tensors of this rank; rank 0's part is not written.
         path: the path of the checkpoint.
         storage_options: as for the checkpoint.
 
     Returns:
-        Rank 0's ``path``; the entry of the file that this rank has written, empty if it has written none; and on rank 0
-            the entries of all files, which the main file must list.
+        Three values. First, rank 0's ``path``. Second, the entry of the file that this rank has written, or an empty
+            entry. Third, on rank 0, the entries of all files; the main file must list these entries.
 
     Raises:
-        CheckpointError: a rank could not write its file; raised on every rank.
+        CheckpointError: a rank could not write its file. Every rank raises this error.
     """
     path, number = strategy.broadcast((path, uuid.uuid4().hex[:8]))
     own: Entry = {}
@@ -138,7 +142,7 @@ def write(
         file = f"{path}.{number}.rank{strategy.global_rank}"
         try:
             strategy.checkpoint_io.save_checkpoint(content_of(carried), file, storage_options)
-            wait_for(strategy.checkpoint_io, file)  # the file must be durable before the main file, which lists it
+            wait_for(strategy.checkpoint_io, file)  # durable before the main file lists this file
             own = entry_of(file, carried)
         except Exception as error:
             failure = error
@@ -155,7 +159,7 @@ def write(
 def _collected(strategy: Strategy, path: str | Path, number: str, own: Entry, writers: Sequence[int]) -> list[Entry]:
     """Return on rank 0 the entries of all files."""
     world, store = strategy.world, strategy.world.store
-    if store is None:  # also in the launching process, after its ranks have ended
+    if store is None:  # also the case in the launching process after the job
         return [entry for entry in world.gather_objects(own) if entry]
     if strategy.global_rank not in (0, *writers):
         return []
@@ -164,11 +168,11 @@ def _collected(strategy: Strategy, path: str | Path, number: str, own: Entry, wr
 
 
 def shares(strategy: Strategy, part: Mapping[str, Any]) -> tuple[list[int], dict[int, Mapping[str, Any]]]:
-    """Return the ranks that write a file, and the parts that this rank writes, by rank. Every rank must call this
+    """Return the ranks that write a rank file, and the parts that this rank writes, by rank. Every rank must call this
     function.
 
-    One rank writes the parts of all ranks of its machine only if no part is large and the ranks can send their parts to
-    that rank in host memory.
+    Usually one rank writes the parts of all ranks of its machine. If a part is large, or if the ranks cannot exchange
+    parts in host memory, every rank writes its own part.
     """
     rank, count = strategy.global_rank, strategy.world_size
     alone = list(range(1, count)), {rank: part} if rank else {}
@@ -187,8 +191,8 @@ def shares(strategy: Strategy, part: Mapping[str, Any]) -> tuple[list[int], dict
 
 
 def _bytes_of(part: Any) -> int:
-    """Return the size of all tensors in ``part``, in bytes; lists that begin with a number, such as random states, are
-    skipped.
+    """Return the size of all tensors in ``part``, in bytes. A list that begins with a number, such as a random state,
+    is skipped.
     """
     if isinstance(part, Tensor):
         return part.nbytes
@@ -197,33 +201,36 @@ def _bytes_of(part: Any) -> int:
 
 
 def content_of(carried: Mapping[int, Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the content of a rank's file with these parts, by rank."""
+    """Return the content of a rank file with these parts."""
     if len(carried) == 1:
         return next(iter(carried.values()))
     return {_PARTS: {str(rank): part for rank, part in carried.items()}}
 
 
 def saved_by(listed: Sequence[Any]) -> int:
-    """Return how many ranks have saved a checkpoint whose main file has the list ``listed``."""
+    """Return the number of ranks that have saved the checkpoint. ``listed`` is the list of rank files in the
+    main file.
+    """
     return 1 + sum(len(_ranks_of(each, 0)) for each in listed)
 
 
 def _ranks_of(listed: Any, at: int) -> Sequence[int]:
-    """Return the ranks whose parts a file contains; a file of an earlier version contains only the part of
-    rank ``at``.
+    """Return the ranks whose parts a rank file contains. A file of an earlier version contains only the part of rank
+    ``at``.
     """
     ranks = listed.get("ranks") if isinstance(listed, Mapping) else None
     return ranks if isinstance(ranks, list) else [at]
 
 
 def commit(strategy: Strategy, path: str | Path, entries: Sequence[Entry], own: Entry) -> None:
-    """Remove the rank files of earlier saves to ``path``, after the main file, which lists ``entries``, is durable.
+    """Remove the rank files of earlier saves to ``path``. Called after the main file, which lists ``entries``, has
+    become durable.
 
     On rank 0, ``entries`` has the entries of all rank files; ``own`` is the entry of this rank's file.
 
-    Rank 0 removes all earlier files that it sees. The other ranks begin their next save only after that, so rank 0
-    removes none of their new files. Each other rank removes its own previous file, because rank 0 does not see files on
-    another machine's disk or in a remote store.
+    Rank 0 removes all earlier files that are visible to rank 0. The other ranks begin their next save only after that,
+    so rank 0 cannot remove a new file. Each other rank removes its own previous file, because rank 0 does not see files
+    on another machine's disk or in a remote store.
     """
     if strategy.is_global_zero:
         remove_others(strategy.checkpoint_io, path, {each["name"] for each in entries})
@@ -237,7 +244,7 @@ def commit(strategy: Strategy, path: str | Path, entries: Sequence[Entry], own: 
 
 def discard(strategy: Strategy, path: str | Path, own: Entry, listed: str | None = None) -> None:
     """Remove ``own``, the file that this rank has written, after a failed save. If the entry ``listed`` of the main
-    file names the file, keep it.
+    file names ``own``, keep the file.
     """
     if own and (listed is None or not is_listed(strategy.checkpoint_io, path, own, listed)):
         with contextlib.suppress(Exception):  # another error is being raised
@@ -247,13 +254,13 @@ def discard(strategy: Strategy, path: str | Path, own: Entry, listed: str | None
 def is_listed(store: CheckpointIO, path: str | Path, own: Entry, listed: str) -> bool:
     """Return whether the main file at ``path`` lists the rank file ``own``, although the save of both has failed.
 
-    This is so if the save failed after the main file was renamed, for example while its folder was synced. If the main
-    file cannot be read, the result is True.
+    The result is True if the save failed after the main file was renamed, for example while the folder was synced. The
+    result is also True if the main file cannot be read.
     """
     try:
         if not store.exists(path):
             return False
-        is_mapped = reads_files(store) and _is_local(path)  # if so, only the entries are read, not the tensors
+        is_mapped = reads_files(store) and _is_local(path)  # a mapped file is read without its tensors
         main = entries_of(path) if is_mapped else store.load_checkpoint(path)
         return any(each["name"] == own["name"] for each in main.get(listed, ()))
     except Exception:
@@ -263,16 +270,18 @@ def is_listed(store: CheckpointIO, path: str | Path, own: Entry, listed: str) ->
 def remove(strategy: Strategy, path: str | Path) -> None:
     """Remove the rank files of the checkpoint ``path``.
 
-    A call on rank 0 removes all files that it sees; a call on another rank removes only the file of this rank.
-    If the store cannot list its files, rank files that other jobs have written remain.
+    A call on rank 0 removes all rank files that are visible to rank 0. A call on another rank removes only the file of
+    this rank. If the checkpoint store cannot list files, rank files from other jobs are not removed.
     """
     commit(strategy, path, [], {})
 
 
 def copy(store: CheckpointIO, source: str, path: str, link: bool = False, replaces: bool = True) -> bool:
-    """Copy the checkpoint ``source`` to ``path`` with its rank files, or link to it: see :meth:`CheckpointIO.copy`."""
+    """Copy the checkpoint ``source`` and its rank files to ``path``, or make ``path`` a link: see
+    :meth:`CheckpointIO.copy`.
+    """
     if not store.is_durable(source):
-        if (background := background_of(store)) is None:  # no rank files, because a save with them would have waited
+        if (background := background_of(store)) is None:  # a save with rank files would have waited
             return store.copy(source, path, link=link, replaces=replaces)
         if not replaces and store.exists(path):
             return False
@@ -284,7 +293,7 @@ def copy(store: CheckpointIO, source: str, path: str, link: bool = False, replac
     }
     if link:
         made = store.copy(source, path, link=True, replaces=replaces)
-        if not made or store.link_target(path) is not None:  # the rank files of a link are beside its target
+        if not made or store.link_target(path) is not None:  # a link uses the rank files of the target
             copies = {}
     for file, copied in copies.items():
         store.copy(file, copied)
@@ -303,8 +312,8 @@ def remove_others(store: CheckpointIO, path: str | Path, kept: Collection[str] =
 
 
 def unfinished(path: str, save_id: str) -> str:
-    """Return the temporary path of the checkpoint ``path``. If each rank saves without communication, the checkpoint
-    has this path until all ranks have written their parts.
+    """Return the temporary path of the checkpoint ``path``. If ranks save without communication, the checkpoint has
+    this path until all ranks have written their parts.
     """
     return f"{path}.{save_id}{UNFINISHED}"
 
@@ -327,22 +336,22 @@ def finish(store: CheckpointIO, begun: str, path: str) -> None:
     if os.path.isfile(begun):
         files.move(Path(begun), Path(path))
         files.sync_directory(Path(path).parent)
-    else:  # the store keeps the temporary file under another path
+    else:  # the store has written the temporary file to a different path
         store.copy(begun, path)
         store.remove_checkpoint(begun)
 
 
 def missing(store: CheckpointIO, entries: Sequence[Entry], path: str) -> str:
-    """Return the first rank file of the checkpoint ``path`` that does not exist; "" if all exist."""
+    """Return the first missing rank file of the checkpoint ``path``, or "" if no rank file is missing."""
     return next((file for each in entries if not store.exists(file := place_of(each["name"], path))), "")
 
 
 def place_of(name: str, path: str | Path) -> str:
-    """Return the path of the rank file ``name`` of the checkpoint ``path``, or of a link to it."""
+    """Return the path of the rank file ``name``. ``path`` is the checkpoint, or a link to the checkpoint."""
     if os.path.basename(name) != name or (suffix := re.search(f"{_SUFFIX}$", name)) is None:
         raise WrongForm("['name']", f"is {name!r}, which names no rank file")
     main = os.path.realpath(os.path.expanduser(path)) if _is_local(path) else str(path)
-    renamed = f"{main}{suffix[0]}"  # the path if the user has renamed the checkpoint and its files
+    renamed = f"{main}{suffix[0]}"  # the user may have renamed the checkpoint and the rank files
     return _beside(main, name) if _is_local(path) and not os.path.exists(renamed) else renamed
 
 
@@ -352,14 +361,15 @@ def read(
     """Return the part of ``rank``.
 
     Args:
-        strategy: its ``checkpoint_io`` reads.
-        listed: the main file's list of rank files; in earlier versions, one file for each rank from 1 on, in order.
-        rank: a rank from 1 on.
-        path: the path of the main file, or of a link to it.
+        strategy: the ``checkpoint_io`` of this strategy reads the files.
+        listed: the main file's list of rank files. In earlier versions, the list has one file for each rank except rank
+            0, in order.
+        rank: any rank except rank 0.
+        path: the path of the main file, or of a link to the main file.
         weights_only: as in ``CheckpointIO.load_checkpoint``.
 
     Raises:
-        CheckpointError: the file is missing or has changed since it was written; the message names it.
+        CheckpointError: the rank file is missing, or has changed since the save. The message names the rank file.
     """
     own = next((each for at, each in enumerate(listed, 1) if rank in _ranks_of(each, at)), None)
     file = checked(expect(own, Mapping), path)
@@ -368,17 +378,17 @@ def read(
 
 
 def checked(listed: Entry, path: str | Path) -> str:
-    """Return the path of a rank file of the checkpoint ``path``, after comparing it with its entry in the main file.
+    """Compare a rank file of the checkpoint ``path`` with the entry in the main file. Return the path of the rank file.
 
     Raises:
-        CheckpointError: the file is missing or has changed since it was written; the message names it.
+        CheckpointError: the rank file is missing, or has changed since the save. The message names the rank file.
     """
     file = place_of(entry(listed, "name", str), path)
     if not _is_local(path):
         return file
     if not os.path.exists(file):
         raise CheckpointError(f"{file} is missing")
-    if "crc32" in listed:  # absent if a remote store has written the file
+    if "crc32" in listed:  # the entry has no size if a remote store has written the file
         size, checksum = files.measured(file)
         if size != entry(listed, "size", count):
             raise CheckpointError(f"{file} has {size} bytes, and {listed['size']} were written")
@@ -388,8 +398,8 @@ def checked(listed: Entry, path: str | Path) -> str:
 
 
 def of_other_ranks(strategy: Strategy, saved_by: int) -> str:
-    """Return a log line: the state of single ranks cannot be restored, because a different number of processes
-    (``saved_by``) has saved it.
+    """Return a log line: the parts of the ranks cannot be restored, because a different number of processes
+    (``saved_by``) has saved these parts.
     """
     return (
         f"The checkpoint was saved by {saved_by} processes, and there are {strategy.world_size}: what "
@@ -398,8 +408,8 @@ def of_other_ranks(strategy: Strategy, saved_by: int) -> str:
 
 
 def entry_of(file: str, ranks: Iterable[int]) -> Entry:
-    """Return the main file's entry of ``file``, which contains the parts of ``ranks``; the file is read for its
-    checksum.
+    """Return the main file's entry for the rank file ``file`` with the parts of ``ranks``. The checksum is computed
+    from the file.
     """
     own: Entry = {"name": os.path.basename(file), "ranks": list(ranks)}
     if os.path.isfile(local := os.path.expanduser(file)):
@@ -417,12 +427,12 @@ def _beside(path: str | Path, name: str) -> str:
 
 
 def files_of(store: CheckpointIO, path: str | Path) -> list[str]:
-    """Return the checkpoint ``path`` and its rank files that this machine sees."""
+    """Return the checkpoint ``path`` and all its rank files that are visible on this machine."""
     return [str(path), *_found(store, path)]
 
 
 def _found(store: CheckpointIO, path: str | Path) -> list[str]:
-    """Return the rank files in the store whose names begin with that of ``path``."""
+    """Return the rank files of ``path`` in the store."""
     folder, base = os.path.split(os.path.expanduser(path))
     ours = re.compile(re.escape(base) + _SUFFIX)
     return [

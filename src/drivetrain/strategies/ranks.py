@@ -15,8 +15,8 @@ from drivetrain.strategies.group import Group, LoneGroup
 
 
 class Ranks(Shared, ABC):
-    """The processes of a job. A subclass defines :attr:`root_device`; with several processes, it also defines ranks and
-    groups.
+    """The processes of a job. A subclass defines :attr:`root_device`. A subclass with several processes also defines
+    ranks and groups.
 
     Attributes:
         global_rank, local_rank, node_rank: the rank of this process in the job, its rank on its machine, and the rank
@@ -39,19 +39,19 @@ class Ranks(Shared, ABC):
         """The device on which this process computes."""
 
     def set_ranks(self, environment: Any, num_nodes: int) -> None:
-        """Record rank and world size of this process; called before any process is started."""
+        """Record rank and world size of this process. Called before any process is started."""
 
     def setup_environment(self) -> None:
-        """Make the root device the current device; with several processes, also create the process group."""
+        """Make the root device the current device. With several processes, also create the process group."""
         if self.accelerator is not None:
             self.accelerator.setup_device(self.root_device)
             # an override of setup_device may have changed the accelerator's device type
             self.precision_plugin.device_type = self.accelerator.autocast_device_type
 
     def leave_process_group(self) -> None:
-        """Leave the job: this process does not communicate after this call.
+        """Leave the job. After this call, this process does not communicate.
 
-        Also called in the launching process, which is not a rank, after the processes that it started have ended.
+        Also called in the launching process, which is no rank, after all ranks have ended.
         """
 
     @property
@@ -61,11 +61,10 @@ class Ranks(Shared, ABC):
 
     @property
     def data(self) -> Group:
-        """The ranks that train on different samples, or on different parts of them; gradients and logs are reduced over
-        this group.
+        """The ranks that train on different samples, or on different parts of samples. Gradients and logs are reduced
+        over this group.
 
-        A rank outside the group holds a different part of the model, and sees the same samples as one rank in the
-        group.
+        A rank outside this group has a different part of the model, and sees the same samples as a rank in the group.
         """
         return (self._groups or self._make_groups())[1]
 
@@ -78,7 +77,7 @@ class Ranks(Shared, ABC):
         torch.distributed.
 
         Raises:
-            ConfigurationError: there are several processes, and the strategy defines no group for them.
+            ConfigurationError: there are several processes, and the strategy defines no group of these processes.
         """
         if self.world_size > 1:
             raise ConfigurationError(
@@ -91,9 +90,9 @@ class Ranks(Shared, ABC):
         """Return the group of ranks, including this process, that see different samples.
 
         Override this method in a strategy that spreads one model over several ranks. With two neighbouring ranks per
-        model, return ``world.new(range(world.rank % 2, world.size, 2))``. All data groups have the same size, and the
-        ranks of one model have the same ``index`` in their groups. Before the process group exists, ``world`` and the
-        result of its ``new`` have ranks, but cannot communicate.
+        model, return ``world.new(range(world.rank % 2, world.size, 2))``. All data groups must have the same size. The
+        ranks of one model must have the same ``index`` in their groups. Before the process group exists, ``world`` and
+        the results of ``world.new`` have ranks, but cannot communicate.
         """
         return world
 
@@ -110,5 +109,7 @@ class Ranks(Shared, ABC):
         return self._groups
 
     def agreed_options(self) -> dict[str, Any]:
-        """Return, by name, the options of this strategy that must be equal on all ranks; the ranks compare them."""
+        """Return, by name, the options of this strategy that must be equal on all ranks. The ranks compare these
+        options.
+        """
         return {"strategy": type(self)}

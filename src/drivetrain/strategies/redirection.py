@@ -1,4 +1,4 @@
-"""Run any method of a module through the wrapper that a strategy put around it."""
+"""Run any method of a module through the wrapper that a strategy has put around the module."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ def redirected(
     """Return a function that runs ``method`` of ``module`` as a forward pass of the wrapper ``wrapped``.
 
     A wrapper such as DDP intercepts ``forward``, but training calls ``training_step``. The returned function therefore
-    calls the wrapper, and when the wrapper calls the module's ``forward``, ``method`` runs in its place. Inside
-    ``method``, ``self(x)`` runs the real ``forward``. The real ``forward`` is also restored after an exception.
+    calls the wrapper. When the wrapper calls the module's ``forward``, ``method`` runs instead. Inside ``method``,
+    ``self(x)`` runs the real ``forward``. The real ``forward`` is also restored after an exception.
 
     This does not work for a wrapper that runs copies of the module. The class of such a wrapper defines
-    ``runs(method)``, which returns the function to call.
+    ``runs(method)``, and the result of ``runs`` is returned.
 
-    A module that was changed in place, as by FSDP2, is its own wrapper. With ``always``, the returned function calls
-    the module's ``__call__``.
+    A module that a strategy has changed in place, such as with FSDP2, is its own wrapper. Pass ``always=True`` so that
+    the returned function calls the module's ``__call__``.
     """
     if wrapped is module and not always:
         return method
@@ -43,7 +43,7 @@ def redirected(
         try:
             return wrapped(*args, **kwargs)
         finally:
-            if attributes.get("forward") is once:  # the wrapper has never called forward
+            if attributes.get("forward") is once:  # the wrapper has not called forward
                 del attributes["forward"]
                 if own is not None:
                     attributes["forward"] = own
@@ -52,5 +52,5 @@ def redirected(
 
 
 def leaves_gradients(model: nn.Module | None) -> bool:
-    """Return whether ``model`` is torch's DDP inside its ``no_sync()``, so that backward passes do not communicate."""
+    """Return whether ``model`` is torch's DDP inside ``no_sync()``. Backward passes then do not communicate."""
     return not getattr(model, "require_backward_grad_sync", True)

@@ -1,4 +1,4 @@
-"""Copies of one module on several devices: each copy runs on its part of a batch, and the outputs are joined."""
+"""Copies of one module on several devices. Each copy runs on its part of a batch, and the outputs are joined."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ Split = Callable[[Any, Sequence[torch.device]], "tuple[list[Any], list[int]]"]
 
 
 class Replicas(nn.Module):
-    """A module that runs on several devices at once; calling it runs ``forward`` on all of them.
+    """A module that runs on several devices at once. A call of this module runs ``forward`` on all devices.
 
-    The first replica is the module itself, so attributes and buffers that a step sets there are kept. The other
-    replicas are shallow copies that exist only during one call. The parameters of such a copy are on its device and
-    pass gradients to the module's parameters; its buffers are independent copies.
+    The first replica is the module itself, so the module keeps attributes and buffers that a step sets on the first
+    replica. The other replicas are shallow copies that exist only during one call. The parameters of a copy are on the
+    copy's device, and pass gradients to the module's parameters. The buffers of a copy are independent of the module's
+    buffers.
 
     Args:
         module: the module, on the first device.
-        devices: one for each replica; a device may occur several times.
+        devices: one device for each replica. A device may occur several times.
         accelerator: makes each replica's device current in the replica's thread.
         split: a function that returns the parts of a batch, each on its device, and the number of samples in each part.
     """
@@ -55,19 +56,20 @@ class Replicas(nn.Module):
         self.next_run: Callable[..., Any] | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run ``forward``, or ``next_run`` if a wrapper has set it for this call."""
+        """Run ``next_run`` if a wrapper has set this function for the call. Otherwise run ``forward``."""
         run, self.next_run = self.next_run, None
         return (run or self.runs(self.module.forward))(*args, **kwargs)
 
     def runs(self, method: Callable[..., Any], name: str | None = None) -> Callable[..., Any]:
-        """Return a callable that runs a method of the module on all devices and returns what one device would return.
+        """Return a callable that runs a method of the module on all devices. The callable returns the value that one
+        device would return.
 
         If the module has a hook for the end of the step, such as ``training_step_end``, the callable returns the hook's
         result.
 
         Args:
-            method: the module's method, or a compiled form of it.
-            name: the method's name; ``None``: its own name.
+            method: the module's method, or a compiled form of the method.
+            name: the method's name; ``None``: ``method.__name__``.
         """
         name = method.__name__ if name is None else name
         end = _end_of(self.module, name)
@@ -95,7 +97,7 @@ class Replicas(nn.Module):
     def _run(
         self, name: str, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[list[Any], list[int]]:
-        """Return the output of each replica, and the number of samples that it processed."""
+        """Return the output of each replica, and the number of samples of each replica."""
         calls, sizes = self._calls(name, args, kwargs)
         if len(calls) == 1:
             ((own_args, own_kwargs),) = calls
@@ -109,7 +111,7 @@ class Replicas(nn.Module):
     def _calls(
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Sequence[tuple[tuple[Any, ...], dict[str, Any]]], list[int]]:
-        """Return the arguments of each replica's call, and the number of samples in each."""
+        """Return the arguments of each replica's call, and the number of samples in each call."""
         devices = self._devices
         if len(devices) == 1 or not (args or kwargs):
             return [(args, kwargs)], [1]
@@ -124,7 +126,7 @@ class Replicas(nn.Module):
     def _call(
         self, methods: Sequence[Callable[..., Any]], calls: Sequence[Any], devices: Sequence[torch.device]
     ) -> list[Any]:
-        if not self._several:  # sequentially, so that replicas draw random numbers in a fixed order
+        if not self._several:  # one after the other, so that replicas draw random numbers in a fixed order
             return [method(*args, **kwargs) for method, (args, kwargs) in zip(methods, calls, strict=True)]
         if self._threads is None:
             self._threads = ThreadPoolExecutor(len(self._devices) - 1, "drivetrain-replica")
@@ -143,7 +145,7 @@ class Replicas(nn.Module):
         try:
             first = methods[0](*calls[0][0], **calls[0][1])
         finally:
-            # wait for all: the module must not change while a replica runs
+            # wait for all replicas: the module must not change while a replica runs
             errors = [future.exception() for future in futures]
         for error in errors:
             if error is not None:
@@ -152,14 +154,14 @@ class Replicas(nn.Module):
 
 
 def _end_of(module: nn.Module, name: str) -> Callable[[Any], Any] | None:
-    """Return the user's hook of ``module`` for the outputs of all parts of a step; ``None`` if there is none."""
+    """Return the user's hook of ``module`` for the outputs of all parts of a step, or ``None`` without such a hook."""
     end: Any = getattr(module, f"{name}_end", None) if name in _WITH_END else None
-    # modules written for an earlier generation of Lightning inherit a default hook, which does not count
+    # modules for an earlier generation of Lightning inherit a default hook, which does not count
     if not (callable(end) and defined_by_user(module, f"{name}_end")):
         return None
     try:
         inspect.signature(end).bind(None)
-    except TypeError:  # the user's method has this name, but another purpose
+    except TypeError:  # a method of the user with a different purpose
         return None
     return end
 
@@ -172,7 +174,7 @@ def replica(module: nn.Module, device: torch.device, moves: bool = True) -> nn.M
 
     Args:
         module: the module.
-        device: where the copy runs.
+        device: the device of the copy.
         moves: whether replicas are on different devices. If not, the copy shares parameters and metric objects with
             ``module``.
     """
@@ -180,7 +182,7 @@ def replica(module: nn.Module, device: torch.device, moves: bool = True) -> nn.M
     tensors: dict[int, Tensor] = {}
 
     def tensor_on_device(tensor: Tensor) -> Tensor:
-        if id(tensor) not in tensors:  # tied weights stay tied
+        if id(tensor) not in tensors:  # one copy for each tensor, so that tied weights stay tied
             tensors[id(tensor)] = tensor.to(device, non_blocking=True)
         return tensors[id(tensor)]
 
@@ -218,7 +220,7 @@ def _is_metric(module: nn.Module) -> bool:
 
 
 class _NoMetric(nn.Module):
-    """Replaces a metric object on a replica, because the state of a replica's metric would be lost."""
+    """Replaces a metric object on a replica, because the state of the replica's metric would be lost."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -235,8 +237,8 @@ class _NoMetric(nn.Module):
 
 @contextmanager
 def _part_books(replicas: Sequence[nn.Module], sizes: Sequence[int], device: torch.device) -> Iterator[None]:
-    """Context in which each replica collects its logged values in a ``PartBook`` of its own; the books are merged at
-    the end.
+    """Context in which each replica collects logged values in its own ``PartBook``. The ``PartBook`` objects are merged
+    at the end.
     """
     book = replicas[0].__dict__.get("_book")
     if book is None:
@@ -251,7 +253,9 @@ def _part_books(replicas: Sequence[nn.Module], sizes: Sequence[int], device: tor
 
 
 def _contexts(device: torch.device) -> Callable[[], ExitStack]:
-    """Return a function with which another thread enters the contexts of torch that are active in this thread."""
+    """Return a function for another thread. The function enters the contexts of torch that are active in this
+    thread.
+    """
     kind, gradients, inference = device.type, torch.is_grad_enabled(), torch.is_inference_mode_enabled()
     autocasts = torch.is_autocast_enabled(kind)
     dtype = torch.get_autocast_dtype(kind) if autocasts else None

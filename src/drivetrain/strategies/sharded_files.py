@@ -1,7 +1,8 @@
 """Save a checkpoint as a folder into which each rank writes its shards: see checkpoints/sharded.py.
 
-While training waits, each rank writes its own tensors, and tells the other ranks what it has written. In the
-background, a thread writes copies of the tensors, and exchanges messages through the job's store.
+If training waits for the save, each rank itself writes its tensors, and sends the other ranks a description of these
+tensors. If the save is in the background, a thread writes copies of the tensors, and exchanges messages through the
+job's store.
 """
 
 from __future__ import annotations
@@ -41,11 +42,12 @@ with on_first_use:
 
 
 def save(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Path, storage_options: Any = None) -> None:
-    """Write ``checkpoint``, whose tensors may be DTensors, to the folder ``path``. Every rank must call this function.
+    """Write ``checkpoint`` to the folder ``path``. The tensors may be DTensors. Every rank must call this function.
 
     Raises:
-        CheckpointError: a rank could not write; raised on every rank, and the previous checkpoint is unchanged.
-        ConfigurationError: the strategy's store does not write local files.
+        CheckpointError: a rank could not write its files. Every rank raises this error, and the previous checkpoint is
+            unchanged.
+        ConfigurationError: the strategy's checkpoint store does not write local files.
     """
     if not writes_files(strategy.checkpoint_io) or storage_options is not None:
         store = type(strategy.checkpoint_io).__name__
@@ -76,15 +78,15 @@ def save(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Path, st
 
 @dataclass
 class _Own:
-    """What one rank writes in a save.
+    """The data that one rank writes in a save.
 
     Attributes:
-        strategy, folder, save_id: the strategy that saves, the folder of the checkpoint, and the eight digits of this
-            save.
+        strategy, folder, save_id: the strategy that saves, the folder of the checkpoint, and the eight digits that
+            identify this save.
         tree: the plain data of the checkpoint.
         listed: on rank 0, the entries of all tensors.
         parts: the tensors that this rank writes.
-        write: writes a file.
+        write: the function that writes a file.
     """
 
     strategy: Strategy
@@ -96,12 +98,12 @@ class _Own:
     write: sharded.Write = sharded.write_records
 
     def save(self, joint: joint_save.JointSave, later: Mapping[str, background.Later] = MappingProxyType({})) -> None:
-        """Write this rank's part. On rank 0, write the rest of the checkpoint when the other ranks have written their
-        parts.
+        """Write this rank's part. When all ranks have written their parts, rank 0 also writes the rest of the
+        checkpoint.
 
         Args:
-            joint: the messages of this save.
-            later: further entries of ``tree``, which are known when the other ranks have written.
+            joint: exchanges the messages of this save.
+            later: further entries of ``tree``. Their values are known after the other ranks have written their parts.
         """
         written, failure = part_lists.Written(), None
         try:
@@ -123,7 +125,9 @@ class _Own:
             raise
 
     def write_part(self) -> part_lists.Written:
-        """Write this rank's tensors; return their descriptions, and on rank 0 the entries of all other tensors."""
+        """Write this rank's tensors. Return the descriptions of these tensors and, on rank 0, the entries of all other
+        tensors.
+        """
         written, name = part_lists.Written(), f"{self.save_id}.rank{self.strategy.global_rank}"
         if self.parts:
             written = sharded.write_tensors(self.folder, f"{name}.bin", self.parts, self.write)
@@ -150,7 +154,7 @@ def _write_by(store: AsyncCheckpointIO, file: Path | str, records: Sequence[tupl
 
 
 def unwritten(folder: sharded.Folder, error: OSError) -> CheckpointError:
-    """Return the error of a save to ``folder`` that failed with ``error``."""
+    """Return the error to raise after ``error`` has ended a save to ``folder``."""
     failure = CheckpointError(
         f"The checkpoint {folder} could not be written: {shown_error(error)}. What was there before is untouched. "
         f"{cure_of(error.errno)}"
@@ -160,20 +164,20 @@ def unwritten(folder: sharded.Folder, error: OSError) -> CheckpointError:
 
 
 def save_alone(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Path, save_id: str) -> str:
-    """Write this rank's part of ``checkpoint`` without communicating with other ranks, because one of them may be dead.
+    """Write this rank's part of ``checkpoint``. The ranks do not communicate, because another rank may be dead.
 
-    Each rank writes into a temporary folder beside ``path``. The rank that finds the parts of all other ranks there
-    renames the folder to ``path``. If a rank cannot write its part, the folder keeps its temporary name, and an earlier
-    checkpoint at ``path`` is not replaced.
+    Each rank writes into a temporary folder beside ``path``. The rank that finds the parts of all other ranks in this
+    folder renames the folder to ``path``. If a rank cannot write its part, the folder keeps its temporary name, and an
+    earlier checkpoint at ``path`` is not replaced.
 
     Args:
-        strategy: the strategy of the fit; its ``state_dict_type`` is ignored.
-        checkpoint: this rank's checkpoint, with DTensors or plain tensors; of the plain data, only rank 0's is used.
+        strategy: the strategy of the fit. The ``state_dict_type`` of the strategy is ignored.
+        checkpoint: this rank's checkpoint, with DTensors or plain tensors. The plain data is only used from rank 0.
         path: the path of the checkpoint, equal on all ranks.
-        save_id: eight digits, equal on all ranks that are in the same step of the same fit.
+        save_id: eight digits. All ranks in the same step of the fit must pass the same digits.
 
     Returns:
-        A description of what is missing; "" if the checkpoint is complete.
+        A description of the missing part, or "" if the checkpoint is complete.
 
     Raises:
         OSError: this rank could not write its part.
@@ -193,15 +197,15 @@ def save_alone(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Pa
             (folder / f"{each}.part").unlink()
         _replace(folder, final)
     except (FileNotFoundError, IsADirectoryError, CheckpointError) as error:
-        # A part is missing, or another rank finished at the same time and has renamed the folder.
+        # A part is missing, or another rank has found all parts at the same time and has renamed the folder.
         if folder.exists() or not sharded.is_checkpoint(final):
             return str(getattr(error, "filename", None) or error)
     return ""
 
 
 def _replace(folder: Path, path: Path) -> None:
-    """Rename ``folder`` to ``path``, replacing an existing checkpoint."""
-    kept = path.with_name(f"{path.stem}-earlier{path.suffix}")  # ckpt_path="last" finds this if the process is killed
+    """Rename ``folder`` to ``path``. An existing checkpoint is replaced."""
+    kept = path.with_name(f"{path.stem}-earlier{path.suffix}")  # ckpt_path="last" finds this folder after a kill
     if os.path.lexists(path):
         _remove(kept)
         files.move(path, kept)
@@ -217,8 +221,8 @@ def _remove(path: Path) -> None:
 
 
 def _prepared(path: str | Path) -> tuple[str | None, str | None]:
-    """Return the save's id and ``None``, or ``None`` and an error message; both are ``None`` if ``path`` exists and
-    must not be replaced.
+    """Return the id of the save and ``None``, or ``None`` and an error message. If ``path`` exists and must not be
+    replaced, return two ``None``.
     """
     refused = refused_here()
     try:
@@ -236,7 +240,10 @@ def _prepared(path: str | Path) -> tuple[str | None, str | None]:
 
 
 class TensorNames:
-    """The names of the tensors in a checkpoint, made from parameter names as in torch.distributed.checkpoint."""
+    """The names of the tensors in a checkpoint.
+
+    As in torch.distributed.checkpoint, the names are made from parameter names.
+    """
 
     def __init__(self, checkpoint: Mapping[str, Any]) -> None:
         self.tensors: dict[str, Tensor] = {}
@@ -246,7 +253,7 @@ class TensorNames:
         ]
 
     def of(self, path: tuple[Any, ...], tensor: Tensor) -> str:
-        """Return the name of the tensor at ``path``, and record it."""
+        """Return the name of the tensor at ``path``, and record the name."""
         name = ".".join(map(str, self._called(path)))
         while name in self.tensors and self.tensors[name] is not tensor:
             name += "'"
@@ -264,8 +271,8 @@ class TensorNames:
 
 
 def parts_of_rank(names: TensorNames, is_first: bool) -> list[sharded.Part]:
-    """Return the tensors that this rank writes: its shards, without those of which another rank writes a copy; on rank
-    0, also the plain tensors.
+    """Return the tensors that this rank writes: the shards of this rank, except copies that another rank writes. Rank 0
+    also writes the plain tensors.
     """
     parts: list[sharded.Part] = []
     rank = dist.get_rank() if dist.is_initialized() else 0
@@ -287,13 +294,14 @@ def parts_of_rank(names: TensorNames, is_first: bool) -> list[sharded.Part]:
 
 @functools.lru_cache(maxsize=20_000)
 def _boxes(rank: int, mesh: Any, placements: Any, shape: tuple[int, ...]) -> Sequence[Any]:
-    """Return the boxes (parts of a tensor) that ``rank`` writes; cached, because each checkpoint has the same tensors.
+    """Return the boxes (parts of a tensor) that ``rank`` writes. The result is cached, because each checkpoint has the
+    same tensors.
 
-    The result is empty if the rank holds no part, or if an earlier rank holds the same shard.
+    The result is empty if the rank has no part of the tensor, or if an earlier rank has the same shard.
     """
     coordinate = mesh.get_coordinate()
-    # If the tensor's mesh contains only some of the ranks, other meshes may hold copies of the tensor. Only the mesh
-    # with rank 0 writes the tensor.
+    # If the tensor's mesh contains only some of the ranks, the ranks of other meshes may have copies of the tensor.
+    # Only the ranks of the mesh with rank 0 write the tensor.
     if coordinate is None or not bool((mesh.mesh == 0).any()):
         return ()
     first = all(index == 0 for index, each in zip(coordinate, placements, strict=True) if each.is_replicate())

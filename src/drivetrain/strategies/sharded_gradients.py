@@ -1,8 +1,8 @@
-"""Clip sharded gradients, alone or together with plain ones.
+"""Clip sharded gradients, alone or together with plain gradients.
 
-torch's own functions cannot do this for every list of gradients. They raise errors for DTensors of different meshes,
-for DTensors together with plain tensors, and for shards without elements. They also return the norm as a DTensor, and a
-comparison with a DTensor reads only the local part.
+torch's own functions raise errors for DTensors of different meshes, for DTensors together with plain tensors, and for
+shards without elements. torch's functions also return the norm as a DTensor, and a comparison with a DTensor reads only
+the local part.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from drivetrain.strategies.sharded_state import is_dtensor, local_shard
 
 
 def total_norm(gradients: Sequence[Tensor], norm_type: float = 2.0) -> Tensor:
-    """Return the norm of all gradients together as a plain tensor, equal on every rank. Every rank must call this
-    function.
+    """Return the norm of all gradients together. The norm is a plain tensor, equal on every rank. Every rank must call
+    this function.
 
     Args:
         gradients: DTensors of any meshes, and plain tensors, which are complete on every rank.
@@ -37,7 +37,9 @@ def total_norm(gradients: Sequence[Tensor], norm_type: float = 2.0) -> Tensor:
 
 
 def _sharded_over(gradient: Any) -> Any:
-    """Return a DTensor's mesh and the dimensions of the mesh over which it is sharded; ``None`` for a plain tensor."""
+    """Return a DTensor's mesh, and the dimensions of the mesh over which the DTensor is sharded. Return ``None`` for a
+    plain tensor.
+    """
     if not is_dtensor(gradient):
         return None
     dimensions = tuple(index for index, placement in enumerate(gradient.placements) if not placement.is_replicate())
@@ -50,7 +52,7 @@ def _sharded_over(gradient: Any) -> Any:
 
 
 def _norm_over(over: Any, shards: list[Tensor], norm_type: float) -> Tensor:
-    """Return the norm of one mesh's gradients, from each rank's shards."""
+    """Return the norm of all gradients on one mesh. ``shards`` are this rank's shards of these gradients."""
     filled = [shard for shard in shards if shard.numel()]
     if filled:
         norm = torch.nn.utils.get_total_norm(filled, norm_type)
@@ -59,7 +61,7 @@ def _norm_over(over: Any, shards: list[Tensor], norm_type: float) -> Tensor:
     if over is None:
         return norm
     mesh, dimensions = over
-    norm = norm.to(mesh.device_type)  # offloaded shards are in host memory, which the mesh may not be able to exchange
+    norm = norm.to(mesh.device_type)  # the mesh may not support exchanges of host memory, where offloaded shards are
     for dimension in dimensions:
         if mesh.size(dimension) > 1:
             norm = _reduced(norm, mesh.get_group(dimension), norm_type)
@@ -71,7 +73,7 @@ def _reduced(norm: Tensor, group: Any, norm_type: float) -> Tensor:
     if math.isinf(norm_type):
         dist.all_reduce(norm, dist.ReduceOp.MAX if norm_type > 0 else dist.ReduceOp.MIN, group)
         return norm
-    power = norm_type or 1.0  # the norm of order 0 is a count, which is summed
+    power = norm_type or 1.0  # the norm of order 0 is a count; the counts are summed
     norm = norm**power
     dist.all_reduce(norm, dist.ReduceOp.SUM, group)
     return norm ** (1 / power)
@@ -80,14 +82,14 @@ def _reduced(norm: Tensor, group: Any, norm_type: float) -> Tensor:
 def clip_by_norm(
     parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
 ) -> Tensor:
-    """Scale the gradients of ``parameters`` so that their norm is at most ``max_norm``; return the original norm.
+    """Scale the gradients of ``parameters`` so that their norm is at most ``max_norm``. Return the original norm.
 
     The result equals that of ``torch.nn.utils.clip_grad_norm_`` for complete tensors. Every rank must call this
     function.
 
     Raises:
-        RuntimeError: the norm is not finite, and ``error_if_nonfinite`` is set; raised on every rank. The check
-            synchronises with the device.
+        RuntimeError: the norm is not finite, and ``error_if_nonfinite`` is set. Every rank raises this error. The check
+            waits for the device.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if not gradients:
@@ -103,10 +105,10 @@ def clip_by_norm(
 
 
 def clip_factor(norm: Tensor, max_norm: float, norm_type: float, error_if_nonfinite: bool) -> Tensor:
-    """Return the factor for gradients of this ``norm``, so that their norm is at most ``max_norm``.
+    """Return the factor that scales gradients of this ``norm`` to a norm of at most ``max_norm``.
 
     Raises:
-        RuntimeError: the norm is not finite, and ``error_if_nonfinite`` is set. The check synchronises with the device.
+        RuntimeError: the norm is not finite, and ``error_if_nonfinite`` is set. The check waits for the device.
     """
     if error_if_nonfinite and not bool(torch.isfinite(norm)):
         raise RuntimeError(

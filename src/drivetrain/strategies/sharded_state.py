@@ -1,8 +1,9 @@
-"""Gather states with DTensors into complete tensors for a file, shard them again on loading, and raise an error where
+"""Gather states with DTensors into complete tensors for a file, shard loaded tensors again, and raise an error where
 DTensors are not supported.
 
-A strategy for sharded models overrides four methods of :class:`Strategy` with the functions here. Its files are then
-like those of a strategy that shards nothing, so that either strategy can resume from the other's files::
+A strategy for sharded models overrides four methods of :class:`Strategy` with the functions of this module. The
+checkpoints then have the same content as with a strategy that shards nothing, so that strategies of both kinds can
+resume from the checkpoints::
 
     class FSDP2Strategy(ParallelStrategy):
         facts = ParallelStrategy.facts.but(restores_after_setup=True)
@@ -19,12 +20,11 @@ like those of a strategy that shards nothing, so that either strategy can resume
         def load_optimizer_states(self, optimizers, states, module_state):
             load_whole_optimizer_states(optimizers, states)
 
-[Note: torch's own functions]
-``torch.distributed.checkpoint.state_dict`` also has functions for these conversions, but its functions cannot be used
-for exact checkpoints. ``get_optimizer_state_dict`` steps an optimizer that has no state yet, so that Adam counts a step
-that never happened; it drops the state of currently frozen parameters (pytorch#192202), and it cannot read LBFGS.
-``set_model_state_dict`` accepts a state with missing names even if ``strict``. ``strategies/optimizer_states.py`` uses
-the same names for an optimizer's state as these functions of torch.
+[Note: torch's own functions] ``torch.distributed.checkpoint.state_dict`` also has functions for these conversions, but
+torch's functions do not restore all states exactly. ``get_optimizer_state_dict`` steps an optimizer that has no state
+yet, so Adam counts a step that never happened. This function also drops the state of currently frozen parameters
+(pytorch#192202), and does not support LBFGS. ``set_model_state_dict`` accepts a state with missing names even with
+``strict=True``. The names that ``strategies/optimizer_states.py`` uses are those of torch's functions.
 """
 
 from __future__ import annotations
@@ -48,24 +48,24 @@ from drivetrain.strategies.optimizer_states import parameters_of, plain_name
 
 State = dict[str, Any]
 Box = tuple[tuple[int, ...], tuple[slice, ...]]
-"""A part of a shard: its offsets in the complete tensor, and its slices of the shard."""
+"""A part of a shard: the offsets of the part in the complete tensor, and the slices of the part in the shard."""
 
 
 def refuse_dtensors(
     state: Mapping[str, Any], method: str, module: nn.Module | None, optimizer: Optimizer | None = None
 ) -> None:
-    """Raise an error if ``state`` contains a DTensor, because rank 0 would write its own shard as if it were the
+    """Raise an error if ``state`` contains a DTensor. Rank 0 would otherwise write its own shard instead of the
     complete tensor.
 
     Args:
         state: the state dict of ``module``, or of ``optimizer``.
-        method: the method that returned ``state``, such as "DDPStrategy.optimizer_state", for the message. The message
-            says that a strategy for sharded models must override this method.
-        module: the strategy's module; the message uses its parameter names.
-        optimizer: the optimizer of the state; ``None``: ``state`` is the module's.
+        method: the method that returned ``state``, such as "DDPStrategy.optimizer_state". The error message asks for an
+            override of this method.
+        module: the strategy's module. The message uses the module's parameter names.
+        optimizer: the optimizer of the state; ``None``: ``state`` is the state of the module.
 
     Raises:
-        CheckpointError: ``state`` contains a DTensor; the message names the parameter.
+        CheckpointError: ``state`` contains a DTensor. The message names the parameter.
     """
     path = first_dtensor(state)
     if path is None:
@@ -93,7 +93,8 @@ def _name(module: nn.Module | None, optimizer: Optimizer, number: int) -> str:
 
 
 def whole_model_state(module: nn.Module) -> State:
-    """Return ``module.state_dict()`` with complete tensors in host memory on rank 0, and ``{}`` elsewhere.
+    """On rank 0, return ``module.state_dict()`` with complete tensors in host memory. On all other ranks, return
+    ``{}``.
 
     Every rank must call this function. Besides the result, the function needs memory for one complete parameter at a
     time. The names do not contain prefixes of wrappers such as torch.compile.
@@ -102,18 +103,18 @@ def whole_model_state(module: nn.Module) -> State:
 
 
 def sharded_model_state(module: nn.Module) -> State:
-    """Return ``module.state_dict()`` with the shards of this rank, under the names of :func:`whole_model_state`."""
+    """Return ``module.state_dict()`` with the shards of this rank. The names are those of :func:`whole_model_state`."""
     return {plain_name(name): value for name, value in module.state_dict().items()}
 
 
 def load_whole_model_state(module: nn.Module, state: Mapping[str, Any], strict: bool = True) -> None:
-    """Load complete tensors into a module whose parameters may be DTensors; each rank copies its own shards.
+    """Load complete tensors into a module whose parameters may be DTensors. Each rank copies its own shards.
 
-    Every rank passes the same complete ``state``; the ranks do not communicate. Parameters on the meta device are
+    Every rank must pass the same complete ``state``. The ranks do not communicate. Parameters on the meta device are
     replaced.
 
     Raises:
-        RuntimeError: torch's error if names or shapes do not match.
+        RuntimeError: names or shapes do not match. torch raises this error.
     """
     own = module.state_dict(keep_vars=True)
     wrapped = {plain_name(name): name for name in own}
@@ -124,7 +125,8 @@ def load_whole_model_state(module: nn.Module, state: Mapping[str, Any], strict: 
 
 
 def whole_optimizer_state(optimizer: Optimizer) -> State:
-    """Return ``optimizer.state_dict()`` with complete tensors in host memory on rank 0, and ``{}`` elsewhere.
+    """On rank 0, return ``optimizer.state_dict()`` with complete tensors in host memory. On all other ranks, return
+    ``{}``.
 
     Parameters are numbered as in torch's state dicts. Every rank must call this function.
     """
@@ -132,10 +134,10 @@ def whole_optimizer_state(optimizer: Optimizer) -> State:
 
 
 def load_whole_optimizer_states(optimizers: Sequence[Optimizer], states: Sequence[Any]) -> None:
-    """Load one complete state into each optimizer; each rank keeps its own shards, without communication.
+    """Load one complete state into each optimizer. Each rank keeps its own shards, and the ranks do not communicate.
 
-    A tensor with its parameter's shape is sharded like the parameter. Any other tensor with dimensions, such as a flat
-    tensor of LBFGS, becomes a replicated DTensor. A scalar tensor stays plain.
+    A tensor that has the shape of its parameter is sharded like the parameter. Any other tensor with dimensions, such
+    as a flat tensor of LBFGS, becomes a replicated DTensor. A scalar tensor stays plain.
 
     Raises:
         CheckpointError: the number of states differs, or a state does not fit its optimizer.
@@ -146,11 +148,11 @@ def load_whole_optimizer_states(optimizers: Sequence[Optimizer], states: Sequenc
 def whole_parameters(
     parameters: Mapping[str, nn.Parameter], optimizers: Sequence[Optimizer]
 ) -> tuple[dict[str, nn.Parameter], list[Optimizer]]:
-    """Return the parameters as complete tensors in host memory, and the optimizers, which then have these tensors as
+    """Return the parameters as complete tensors in host memory. Also return the optimizers, with these tensors as their
     parameters.
 
-    Call this function only after a run, because it changes the optimizers. Every rank must call this function, but only
-    rank 0 can use the result. Without DTensors, the arguments are returned unchanged.
+    Call this function only after a run, because the function changes the optimizers. Every rank must call this
+    function, but only rank 0 can use the result. Without DTensors, the arguments are returned unchanged.
     """
     if not any(map(is_dtensor, parameters.values())):
         return dict(parameters), list(optimizers)
@@ -167,7 +169,7 @@ def whole_parameters(
 
 
 def whole_state(state: Any) -> Any:
-    """Return ``state`` with DTensors replaced by complete tensors in host memory, on every rank.
+    """Return ``state`` on every rank, with complete tensors in host memory in place of DTensors.
 
     Every rank must call this function. A state without DTensors is returned unchanged.
     """
@@ -193,14 +195,14 @@ _class_name = attrgetter("__class__.__name__")
 
 
 def _gathered(leaf: Any) -> Any:
-    """Return a DTensor as a complete tensor, and anything else unchanged. Every rank must call this function."""
+    """Return a DTensor as a complete tensor, and any other value unchanged. Every rank must call this function."""
     if not is_dtensor(leaf):
         return leaf
-    device = leaf.device_mesh.device_type  # the shard may be in host memory, which the mesh cannot exchange
+    device = leaf.device_mesh.device_type  # the mesh may not support exchanges of host memory
     leaf = leaf.detach().to(device)
     placements = list(leaf.placements)
-    if "_StridedShard" in map(_class_name, placements):  # tensor parallelism together with FSDP
-        placements[0] = dtensor.Replicate()  # full_tensor() gathers in this order, too, but warns
+    if "_StridedShard" in map(_class_name, placements):  # the placement of tensor parallelism together with FSDP
+        placements[0] = dtensor.Replicate()  # full_tensor() also gathers in this order, but warns
         leaf = leaf.redistribute(placements=placements)
     return leaf.full_tensor()
 
@@ -216,7 +218,9 @@ def _load_whole(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
 
 
 def _state_like(parameter: Any, key: Any, value: Any) -> Any:
-    """Return the entry ``key`` of an optimizer's state in the form that the optimizer keeps for ``parameter``."""
+    """Return an entry of an optimizer's state in the form that the optimizer uses for ``parameter``. ``key`` and
+    ``value`` are the entry in a checkpoint.
+    """
     if not isinstance(value, Tensor) or not is_dtensor(parameter) or key == "step":
         return shard_like(value, None)
     if value.shape == parameter.shape:
@@ -227,10 +231,10 @@ def _state_like(parameter: Any, key: Any, value: Any) -> Any:
 
 
 def shard_like(value: Any, own: Any) -> Any:
-    """Shard ``value``, a tensor that is complete on every rank, like ``own`` if ``own`` is a DTensor; else return
-    ``value``.
+    """If ``own`` is a DTensor, shard ``value`` like ``own``. Otherwise return ``value``. ``value`` is complete on every
+    rank.
 
-    The ranks do not communicate. If the tensor is still in the files of a checkpoint, each rank reads only its own
+    The ranks do not communicate. If ``value`` is still in the files of a checkpoint, each rank reads only its own
     shard. A ``value`` that is no tensor is returned unchanged.
     """
     if not isinstance(value, Tensor) or is_dtensor(value):
@@ -242,7 +246,7 @@ def shard_like(value: Any, own: Any) -> Any:
     if not isinstance(own, Tensor):
         return value
     if own.is_meta and value.is_floating_point():
-        value = value.to(own.dtype)  # the result replaces ``own``, and no later code converts its dtype
+        value = value.to(own.dtype)  # the result replaces ``own``; no later code converts the dtype
     return _distributed(value, own, own.placements) if is_dtensor(own) else value  # type: ignore[attr-defined]
 
 
@@ -265,7 +269,7 @@ def _distributed(value: Tensor, own: Any, placements: Sequence[Any]) -> Tensor:
 
 
 def local_shard(tensor: Tensor) -> Tensor:
-    """Return this rank's shard of a DTensor, detached; any other tensor unchanged."""
+    """Return this rank's shard of a DTensor, detached. Return any other tensor unchanged."""
     return tensor.detach().to_local() if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
 
 
@@ -281,11 +285,11 @@ def _from_local(shard: Tensor, like: Any) -> Tensor:
 
 
 def boxes_of(tensor: Any) -> list[Box]:
-    """Return where this rank's shard is in the complete tensor: boxes, each with its offsets and its slices of the
-    shard.
+    """Return the place of this rank's shard in the complete tensor, as boxes. Each box has offsets in the complete
+    tensor, and slices of the shard.
 
-    If rows of other ranks lie between the rows of a shard, the shard has several boxes. The boxes follow from the mesh
-    and the placements, without communication.
+    If rows of other ranks lie between the rows of a shard, the shard has several boxes. The boxes are computed from the
+    mesh and the placements. The ranks do not communicate.
     """
     return boxes_in(tensor.device_mesh, tensor.placements, tensor.shape)
 
@@ -309,8 +313,8 @@ def boxes_in(mesh: Any, placements: Sequence[Any], shape: Sequence[int]) -> list
 
 
 def _runs(numbers: list[int]) -> list[tuple[int, slice]]:
-    """Split ascending indices into runs of consecutive indices; return the first index of each run, and its slice of
-    the list.
+    """Split ascending indices into sequences of consecutive indices. For each sequence, return the first index, and the
+    slice of ``numbers``.
     """
     found, begin = [], 0
     for index in range(1, len(numbers) + 1):

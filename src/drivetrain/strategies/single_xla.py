@@ -22,7 +22,8 @@ class SingleDeviceXLAStrategy(XLAExecution, SingleDeviceStrategy):
         device: the device of the model, a number or a device; ``None``: the first device.
         accelerator, precision_plugin: as for every strategy.
         checkpoint_io: the checkpoint store; ``None``: an ``XLACheckpointIO``.
-        debug: let torch_xla report why it compiles and where values are read (``PT_XLA_DEBUG``).
+        debug: let torch_xla report the reasons for compilations and the places where values are read
+            (``PT_XLA_DEBUG``).
         unknown: any other argument raises an error.
 
     Raises:

@@ -1,4 +1,4 @@
-"""State: what a strategy stores in a checkpoint, and how it loads a checkpoint."""
+"""State: the methods with which a strategy saves and loads checkpoints."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ with on_first_use:
 class State(Shared):
     """The state of modules, optimizers and this rank, as data that a file can contain.
 
-    A Trainer and an Engine call the same methods. Both pass modules and optimizers as arguments, because an Engine may
-    have several.
+    A Trainer and an Engine call the same methods. Modules and optimizers are arguments of these methods, because an
+    Engine may have several modules.
     """
 
     _convert: Any
-    _rank_files_written: dict[str, str]  # checkpoint path: the file that this rank last wrote beside it (rank_files.py)
+    _rank_files_written: dict[str, str]  # by checkpoint path: the last rank file of this rank (rank_files.py)
 
     def module_state(self, module: nn.Module) -> dict[str, Any]:
-        """Return the state of ``module``, with the same names as without ``torch.compile``. Every rank must call this
-        method.
+        """Return the state of ``module``. The names are the same as without ``torch.compile``. Every rank must call
+        this method.
 
-        Rank 0's result is written; the result of the other ranks may be empty.
+        Only rank 0's result is written. The results of the other ranks may be empty.
 
         Raises:
             CheckpointError: the module has DTensors, and this strategy does not override the method.
@@ -51,16 +51,16 @@ class State(Shared):
             sharded_state.refuse_dtensors(state, f"{type(self).__name__}.{method}", module, optimizer)
 
     def load_module_state(self, module: nn.Module, state: Mapping[str, Any], strict: bool = True) -> None:
-        """Load a result of :meth:`module_state`, of this strategy or of another, into ``module``."""
+        """Load ``state`` into ``module``. ``state`` is a result of :meth:`module_state` of any strategy."""
         if module is self.lightning_module:
-            self._convert(module)  # first, because float64 values would lose precision in float32 parameters
+            self._convert(module)  # before loading, because float64 values would lose precision in float32 parameters
         module.load_state_dict(own_names(module, state), strict=strict)
 
     def load_optimizer_states(
         self, optimizers: Sequence[Optimizer], states: Sequence[Any], module_state: Mapping[str, Any]
     ) -> None:
-        """Load one state into each optimizer, in order; ``module_state`` is the state of their module in the same
-        checkpoint.
+        """Load one state into each optimizer, in order. ``module_state`` is the state of the optimizers' module in the
+        same checkpoint.
 
         Raises:
             CheckpointError: the number of states differs, or a state does not fit its optimizer.
@@ -68,20 +68,22 @@ class State(Shared):
         load_states("optimizer", optimizers, states, check_optimizer_state)
 
     def rank_state(self, module: nn.Module) -> dict[str, Any]:
-        """Return the state of this rank that resuming ``module`` needs; every rank stores its own state.
+        """Return the part of the state that only this rank has. The part is needed to resume the training of
+        ``module``.
 
-        The state may contain plain data and tensors. An empty dictionary stores nothing.
+        The result may contain plain data and tensors. An empty dictionary stores nothing.
         """
         return {}
 
     def load_rank_state(self, module: nn.Module, state: Mapping[str, Any]) -> None:
-        """Restore a result of :meth:`rank_state` on this rank; not called if nothing was stored."""
+        """Restore a result of :meth:`rank_state` on this rank. Not called if the rank has stored nothing."""
 
     def alone(self) -> AbstractContextManager[Literal["whole", "shards", ""]]:
-        """Context in which this rank saves without communication after an exception, because another rank may be dead.
+        """Context in which this rank saves after an exception. The ranks do not communicate, because another rank may
+        be dead.
 
-        The context yields what this rank can save: "whole": the complete states of module and optimizers; "shards":
-        this rank's shards of these states; "": nothing.
+        The context yields a word for the state that this rank can save. "whole" means the complete states of module and
+        optimizers, "shards" this rank's shards of these states, and "" no state.
         """
         strategy: Any = self
         return alone.alone(strategy, alone.whole_here(strategy))
@@ -104,14 +106,16 @@ class State(Shared):
 
         Args:
             checkpoint_path: the checkpoint.
-            weights_only: ``None`` or True reads plain data only. False unpickles everything, which can run code.
-            into: modules, optimizers and tensors by name, for a strategy that reads directly into them. The default
-                implementation ignores ``into`` and returns all data of the file, which the caller loads.
+            weights_only: with ``None`` or True, only plain data is read. With False, the complete file is unpickled,
+                which can run code.
+            into: modules, optimizers and tensors by name, for a strategy that reads directly into these objects. The
+                default implementation ignores ``into``, and returns all data of the file. The caller then loads the
+                data.
         """
         return self.checkpoint_io.load_checkpoint(checkpoint_path, **reading(weights_only))
 
     def reads_folder(self, path: str) -> bool:
-        """Return whether :meth:`load_checkpoint` can read this folder, although drivetrain has not written it."""
+        """Return whether :meth:`load_checkpoint` can read this folder of another library."""
         return False
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
@@ -129,8 +133,8 @@ class State(Shared):
         return optimizer
 
     def remove_checkpoint(self, filepath: str | Path) -> None:
-        """On global rank 0, delete the checkpoint and the files beside it that ranks have written. On another rank,
-        delete only the file beside the checkpoint that this rank has written.
+        """On global rank 0, delete the checkpoint and all rank files beside the checkpoint. On any other rank, delete
+        only the rank file of this rank.
         """
         if self.global_rank == 0:
             self.checkpoint_io.remove_checkpoint(filepath)

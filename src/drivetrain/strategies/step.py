@@ -1,8 +1,8 @@
 """Step: the methods with which a strategy changes parts of a training step, or replaces the complete step.
 
-In a step, the loop calls a method only if the strategy overrides it; otherwise the loop runs the same operation
-directly. A strategy can override a method in its class or on the instance. An override that is set during a run takes
-effect at the next batch.
+In a step, the loop calls only the methods that the strategy overrides. For each other method, the loop runs the same
+operation directly. A strategy can override a method in its class or on the instance. An override that is set during a
+run takes effect at the next batch.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ with on_first_use:
 
 
 class Step(Shared):
-    """The methods of a step. An override may call the default with ``super()``.
+    """The methods of a step. An override can call the default implementation with ``super()``.
 
-    Gradients are exchanged between ranks in the backward pass or right after it, before they are unscaled, weighted and
-    clipped. A strategy that exchanges gradients itself does so in :meth:`backward`, unless :meth:`accumulating` is
-    active.
+    Ranks must exchange gradients during the backward pass or directly afterwards. Only then are gradients unscaled,
+    weighted and clipped. A strategy with its own exchange exchanges gradients in :meth:`backward`, but not while the
+    context :meth:`accumulating` is active.
 
     Attributes:
-        driver: what the running loop gives the strategy: functions that the strategy calls, and a flag.
+        driver: the functions of the running loop that the strategy calls, and a flag for the loop.
     """
 
     def bind(self, name: str) -> Callable[..., Any]:
-        """Return the module's step of this name, called through the wrapper around the module."""
+        """Return a function that calls the module's step ``name`` through the wrapper around the module."""
         method = compiled_method(self.lightning_module, name)
         assert self.model is not None  # setup() came first
         return redirected(method, self.lightning_module, self.model, self.facts.calls_through_forward)
@@ -54,7 +54,7 @@ class Step(Shared):
         """Return the strategy's own training step, or ``None`` to use the loop's step. Not called in manual
         optimization.
 
-        Called when the run is set up, at the start of each epoch, and when a part of the run was replaced. A strategy
+        Called when the run is set up, at the start of each epoch, and after a part of the run was replaced. A strategy
         that returns a step must list in ``facts.honoured_hooks`` the hooks that this step calls.
         """
         return None
@@ -67,8 +67,8 @@ class Step(Shared):
         return self.driver.transfer(batch, device, dataloader_idx)
 
     def repeat_batch(self, repeats: bool) -> None:
-        """Called with True before a batch that this rank repeats because other ranks have more batches, and with False
-        after it. A repeated batch must not change the model's state.
+        """A rank repeats batches if other ranks have more batches. Called with True before a repeated batch, and with
+        False after this batch. A repeated batch must not change the model's state.
         """
 
     # ---- gradients -----------------------------------------------------------------------------------------------
@@ -78,8 +78,8 @@ class Step(Shared):
 
         Args:
             closure_loss: the unscaled loss.
-            optimizer: the optimizer of these gradients; ``None`` if it is unknown.
-            args, kwargs: for ``Tensor.backward``.
+            optimizer: the optimizer of these gradients; ``None`` if the optimizer is unknown.
+            args, kwargs: arguments of ``Tensor.backward``.
 
         Returns: ``closure_loss``.
         """
@@ -95,11 +95,11 @@ class Step(Shared):
         precision.backward(precision.scale(loss) if precision.scales_loss else loss, *args, **kwargs)
 
     def manual_backward_context(self, loss: Tensor) -> AbstractContextManager[Any]:
-        """Context around a backward pass that user code starts itself, by ``manual_backward``."""
+        """Context around a backward pass that user code starts with ``manual_backward``."""
         return nullcontext()
 
     def accumulating(self, model: nn.Module) -> AbstractContextManager[Any]:
-        """Context in which backward passes accumulate gradients on this process; a later pass outside the context
+        """Context in which backward passes only accumulate gradients in this process. A later pass outside the context
         exchanges these gradients.
 
         Do not override this method in a strategy that exchanges gradients in every backward pass.
@@ -108,19 +108,21 @@ class Step(Shared):
         return nullcontext()
 
     def open_gradients(self) -> dict[str, Tensor]:
-        """Return this rank's gradients so far for the next optimizer step, by parameter name, without copying them.
+        """Return this rank's gradients so far for the next optimizer step, by parameter name. The gradients are not
+        copied.
 
-        Checkpoints and :meth:`rescale_gradients` use this method. Override this method if :meth:`accumulating` keeps
-        gradients elsewhere than in ``parameter.grad``.
+        Checkpoints and :meth:`rescale_gradients` use this method. Override this method if :meth:`accumulating` does not
+        keep gradients in ``parameter.grad``.
         """
         named = ((name, parameter.grad) for name, parameter in self.lightning_module.named_parameters())
         return {name: sharded.local_shard(gradient) for name, gradient in named if gradient is not None}
 
     def load_open_gradients(self, gradients: Mapping[str, Tensor]) -> None:
-        """Restore a result of :meth:`open_gradients`, or complete gradients, of which this rank keeps its shards.
+        """Restore a result of :meth:`open_gradients`. The gradients may also be complete; this rank then keeps its
+        shards.
 
         Raises:
-            WrongForm: a gradient has neither the shape of the parameter nor that of this rank's shard.
+            WrongForm: the shape of a gradient is neither that of the parameter nor that of this rank's shard.
         """
         for name, parameter in self.lightning_module.named_parameters():
             shape = sharded.local_shard(parameter).shape
@@ -136,10 +138,10 @@ class Step(Shared):
         """Multiply the current gradients by ``factor``.
 
         Called if losses have weights, or if an optimizer step gets fewer batches than expected. Override this method if
-        :meth:`open_gradients` cannot return the strategy's gradients for in-place multiplication.
+        a multiplication of the results of :meth:`open_gradients` does not change the strategy's gradients.
 
         Args:
-            optimizer: the optimizer, or several, whose parameters' gradients are multiplied.
+            optimizer: one optimizer or several. The gradients of these optimizers' parameters are multiplied.
             factor: a number, or a tensor with one element.
         """
         if overrides(self, "open_gradients", Step):
@@ -163,7 +165,7 @@ class Step(Shared):
     ) -> Tensor | None:
         """Clip the final gradients of this optimizer's parameters; see :meth:`Precision.clip_gradients`.
 
-        Returns: the norm before clipping; ``None`` if none was computed.
+        Returns: the norm before clipping; ``None`` if no norm was computed.
         """
         if algorithm == "value":
             return self.precision_plugin.clip_gradients(optimizer, clip_val, "value")
@@ -185,9 +187,9 @@ class Step(Shared):
             closure: a function that computes the loss and the gradients, unscales and clips the gradients, and returns
                 the loss. ``None``: the gradients are already computed.
             model: the model whose parameters are stepped.
-            kwargs: for ``optimizer.step``.
+            kwargs: arguments of ``optimizer.step``.
 
-        Returns: what ``closure`` returned.
+        Returns: the result of ``closure``.
         """
         precision = self.precision_plugin
         loss = precision.optimizer_step(optimizer, model, closure, **kwargs)

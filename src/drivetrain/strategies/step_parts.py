@@ -1,5 +1,5 @@
-"""What a loop passes to a strategy: the operations from which the strategy can compose its own step, and functions of
-the loop.
+"""The objects that a loop passes to a strategy: the operations from which the strategy can compose its own step, and
+functions of the loop.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from drivetrain.precision.precision import Precision
 OwnStep = Callable[[Any, int, int, bool, int], "tuple[Any, int]"]
 """``step(batch, batch_idx, index_in_window, last, size)`` of a strategy that implements the complete step itself.
 
-A window is the batches of one optimizer step. ``index_in_window`` counts these batches from 0, ``last`` is true for the
-last one, and ``size`` is their expected number. The step returns the output of ``training_step``, for the hooks at the
-end of the batch, and the number of optimizer steps.
+A window is the batches of one optimizer step. ``index_in_window`` counts the batches of a window from 0. ``last`` is
+true for the last batch. ``size`` is the expected number of batches. The step returns two values: the output of
+``training_step``, which the hooks at the end of the batch get, and the number of optimizer steps.
 """
 
 
@@ -28,7 +28,7 @@ end of the batch, and the number of optimizer steps.
 class StepParts:
     """The operations of a training step, for a strategy that composes the step itself.
 
-    With one batch per optimizer step, the Trainer does this::
+    With one batch per optimizer step, the Trainer runs these lines::
 
         parts.begin(size=1)
         output = parts.training_step(batch, batch_idx)
@@ -41,23 +41,23 @@ class StepParts:
     These operations call the hooks in :attr:`HOOKS`, in their usual order.
 
     Attributes:
-        training_step: ``(batch, batch_idx)``: calls the module's ``training_step`` in the run's precision, through the
-            wrapper around the module if there is one. The batch may be a part of a loader's batch.
-        begin: ``(size, optimizer)``: starts the ``size`` backward passes for one optimizer step; clears the optimizer's
-            gradients.
-        loss_of: ``(output, index, last)``: returns the loss in the output of ``training_step``, divided or weighted by
-            its share in the optimizer step; ``None`` if the output has no loss. ``index`` counts the backward passes
+        training_step: ``(batch, batch_idx)``: calls the module's ``training_step`` in the run's precision. If the
+            module has a wrapper, the call goes through the wrapper. The batch may be a part of a loader's batch.
+        begin: ``(size, optimizer)``: clears the optimizer's gradients. Must be called before the ``size`` backward
+            passes for one optimizer step.
+        loss_of: ``(output, index, last)``: returns the loss in the output of ``training_step``, multiplied by the share
+            of the batch in the optimizer step; ``None`` if the output has no loss. ``index`` counts the backward passes
             for this optimizer step from 0.
-        backward: ``(loss)``: computes gradients, which are scaled if the precision scales losses.
-        accumulating: a context around ``training_step`` and ``backward`` of each pass but the last one before an
-            optimizer step. The context keeps gradients on this rank; the last pass, outside of it, exchanges all of
-            them. See :meth:`Step.accumulating`.
+        backward: ``(loss)``: computes gradients. If the precision scales losses, the gradients are scaled.
+        accumulating: a context for ``training_step`` and ``backward`` of each pass except the last pass before an
+            optimizer step. In this context, gradients stay on this rank. The last pass, outside the context, exchanges
+            all gradients. See :meth:`Step.accumulating`.
         before_step: ``(optimizer)``: unscales and weights the accumulated gradients, calls the hooks, and clips the
             gradients.
-        optimizer_step: ``(optimizer)``: steps the optimizer, by the strategy's ``optimizer_step`` if it is overridden;
-            returns whether the optimizer stepped, because a precision may skip a step.
-        module, model: the user's module, and the strategy's wrapped form of it.
-        optimizers: the optimizers of the run; operations with an optimizer argument use the first by default.
+        optimizer_step: ``(optimizer)``: steps the optimizer, with the strategy's override of ``optimizer_step`` if
+            there is an override. Returns whether the optimizer stepped, because a precision may skip a step.
+        module, model: the user's module, and the wrapped module.
+        optimizers: the optimizers of the run. Operations with an optimizer argument use the first optimizer by default.
         precision: the precision of the run.
         data: the group of ranks that see different samples.
     """
@@ -85,18 +85,18 @@ class StepParts:
 
 @dataclass
 class Driver:
-    """Functions of the running loop that the strategy's methods call; an Engine does not set them.
+    """Functions of the running loop that the strategy's methods call. An Engine does not set these functions.
 
     Attributes:
-        differentiate: ``(loss, *args, **kwargs)``: scales the loss, calls the hooks around the backward pass and the
-            module's ``backward``.
+        differentiate: ``(loss, *args, **kwargs)``: scales the loss, and calls the module's ``backward`` and the hooks
+            before and after the backward pass.
         transfer: ``(batch, device, dataloader_idx)``: moves a batch with the transfer hooks of the module and the
             datamodule.
-        steps: the module's steps by name, as the loop has bound them.
-        rebind: binds the step again, after a method was replaced.
-        exchanges_always: whether the default :meth:`Step.accumulating` was called, so that every backward pass
-            exchanges gradients.
-        window_factor: returns the factor of :meth:`remaining_factor`, or ``None`` for 1.
+        steps: by name, the functions that run the module's steps.
+        rebind: must be called after a method was replaced, so that the loop uses the new method.
+        exchanges_always: whether every backward pass exchanges gradients. The default implementation of
+            :meth:`Step.accumulating` sets this flag.
+        window_factor: returns the factor for :meth:`remaining_factor`; ``None`` means 1.
     """
 
     differentiate: Callable[..., Any] | None = None
@@ -107,8 +107,8 @@ class Driver:
     window_factor: Callable[[], float | Tensor | None] | None = None
 
     def remaining_factor(self) -> float | Tensor:
-        """Return the factor by which the loop multiplies the gradients between the last backward pass for an optimizer
-        step and clipping.
+        """Return a factor for the gradients of one optimizer step. The loop multiplies the gradients by this factor
+        after the last backward pass and before clipping.
 
         The factor is 1 if every loss was divided by the final number of batches. The factor differs from 1 if the
         optimizer step gets fewer batches at the end of an epoch, or if losses have weights. The factor is equal on all
@@ -119,6 +119,6 @@ class Driver:
 
 
 HOOKS_IN_A_STEP = StepParts.HOOKS | {"optimizer_step"}
-"""The hooks that run inside a step; a strategy that implements the complete step itself decides which of
-them it calls.
+"""The hooks that run inside a step. A strategy with its own implementation of the complete step may call only some of
+these hooks.
 """

@@ -27,10 +27,11 @@ from drivetrain.strategies.step_parts import Driver
 
 @dataclass
 class OwnParts:
-    """The parts that were passed to a strategy's constructor; the Trainer or the Engine chooses the other parts.
+    """The parts that were passed to a strategy's constructor. The Trainer or the Engine chooses all other parts.
 
     Attributes:
-        accelerator, precision, environment, devices: as passed; ``None``, or no devices, if they were not passed.
+        accelerator, precision, environment, devices: the passed parts. A part that was not passed is ``None``, or an
+            empty tuple of devices.
     """
 
     accelerator: Accelerator | None = None
@@ -43,11 +44,12 @@ class Strategy(Ranks, Model, Familiar):
     """Base class. A strategy owns the accelerator, the precision and the checkpoint store, and has no reference to a
     Trainer.
 
-    Its contract has five parts: declared facts (:class:`~drivetrain.strategies.facts.Facts`), its processes
+    The contract of a strategy consists of declared facts (:class:`~drivetrain.strategies.facts.Facts`), processes
     (:class:`~drivetrain.strategies.ranks.Ranks`), the model (:class:`~drivetrain.strategies.model.Model`), the step
-    (:class:`~drivetrain.strategies.step.Step`) and state for checkpoints (:class:`~drivetrain.strategies.state.State`).
-    A subclass defines the root device and, for several processes, the set-up of the model and the ranks. The Trainer or
-    the Engine sets the parts whose constructor arguments are ``None``.
+    (:class:`~drivetrain.strategies.step.Step`), and state for checkpoints
+    (:class:`~drivetrain.strategies.state.State`). A subclass defines the root device. A subclass for several processes
+    also defines the set-up of the model and the ranks. The Trainer or the Engine sets the parts whose constructor
+    arguments are ``None``.
 
     Subclasses are for experts: this contract may change in a minor version. The changelog lists such changes.
 
@@ -57,12 +59,12 @@ class Strategy(Ranks, Model, Familiar):
     """
 
     contract_version: ClassVar[int] = 1
-    """The version of this contract. A subclass may set the version that it was written for; any version but the current
-    one raises an error.
+    """The version of this contract. A subclass can set the version for which the subclass was written. If this is not
+    the current version, an error is raised.
     """
 
     facts: Facts = Facts()
-    """The facts that the class declares; a constructor may set other facts for its object."""
+    """The facts that the class declares. A constructor can set different facts for its object."""
 
     def __init__(
         self,
@@ -87,15 +89,15 @@ class Strategy(Ranks, Model, Familiar):
         self._checks = Checks()
 
     def __getstate__(self) -> dict[str, Any]:
-        # these are not sent to another process, because each run creates its own
+        # not sent to another process: each run creates new objects for these attributes
         own = {"optimizers": [], "lr_scheduler_configs": [], "driver": Driver(), "_groups": None}
         return {**self.__dict__, **own}
 
     @classmethod
     def register_strategies(cls, strategy_registry: Registry[Strategy]) -> None:
-        """Register the class under its names: ``strategy_registry.register("name", cls, description="...")``.
+        """Register the class under these names: ``strategy_registry.register("name", cls, description="...")``.
 
-        Called once, when Python defines a subclass that has this method. No other code needs to register the class.
+        Called once, when a subclass that defines this method is created. No other registration is necessary.
         """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -137,4 +139,4 @@ class _Strategies(Registry[Strategy]):
 
 
 StrategyRegistry = _Strategies("drivetrain.strategies", "strategy", "strategy", by_file=False)
-"""The strategies by name: those of the files beside this one, of users, and of installed packages."""
+"""The strategies by name: drivetrain's own, the users', and those of installed packages."""

@@ -1,4 +1,4 @@
-"""Plans of tensor parallelism: find the layers that a plan names, and split them over the ranks."""
+"""Plans of tensor parallelism: find the layers that a plan names, and split these layers over the ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from drivetrain.errors import ConfigurationError, described, did_you_mean, numbe
 
 
 def declared_plan(root: nn.Module) -> dict[str, Any]:
-    """Return the plan that a model and its submodules declare, with names relative to ``root``.
+    """Return the plan that a model and its submodules declare. The names in the plan are relative to ``root``.
 
     A model declares its plan as ``tp_plan``. Models of Hugging Face have ``_tp_plan`` and
     ``config.base_model_tp_plan``.
@@ -24,7 +24,7 @@ def declared_plan(root: nn.Module) -> dict[str, Any]:
     for path, module in root.named_modules():
         plans = [getattr(module, "tp_plan", None), getattr(module, "_tp_plan", None)]
         base = getattr(module, "base_model_prefix", None)
-        if isinstance(base, str) and not hasattr(module, base):  # the module is the base model itself
+        if isinstance(base, str) and not hasattr(module, base):  # the module itself is the base model
             plans.append(getattr(getattr(module, "config", None), "base_model_tp_plan", None))
         for plan in plans:
             for pattern, style in plan.items() if isinstance(plan, Mapping) else ():
@@ -33,11 +33,11 @@ def declared_plan(root: nn.Module) -> dict[str, Any]:
 
 
 def split(root: nn.Module, mesh: Any, plan: Mapping[str, Any]) -> str:
-    """Split the layers of ``root`` over ``mesh``; return a description: "4 layers colwise (blocks.*.first)".
+    """Split the layers of ``root`` over ``mesh``. Return a description such as "4 layers colwise (blocks.*.first)".
 
     Raises:
         ConfigurationError: the plan names no layer of ``root``, an unknown style, or a layer that torch cannot split;
-            or it splits tied parameters differently.
+            or the plan splits tied parameters differently.
     """
     layers, done, without = dict(root.named_modules()), [], []
     tied = _tied(root)
@@ -75,7 +75,7 @@ def _check_width(layer: nn.Module, name: str, style: Any, ranks: int) -> None:
     """Check that all ranks get equal parts of a layer whose inputs are split.
 
     Raises:
-        ConfigurationError: the parts differ in size, but torch assumes that they are equal.
+        ConfigurationError: the parts differ in size, but torch assumes equal parts.
     """
     takes_parts = isinstance(style, tensor_parallel.RowwiseParallel) and all(
         each.is_shard() for each in style.input_layouts
@@ -107,7 +107,7 @@ def _style(given: Any, pattern: str) -> Any:
         "rowwise_split_input": rowwise(input_layouts=whole),
         "embedding_rowwise": rowwise(input_layouts=whole),
         "sequence_parallel": sequence(),
-        # a norm per head, where each rank has some of the heads
+        # a norm for each head, when each rank has some of the heads
         "replicated_with_grad_allreduce": sequence(sequence_dim=-2, use_local_output=True),
     }
     if not isinstance(given, str) or given not in known:
@@ -120,7 +120,9 @@ def _style(given: Any, pattern: str) -> Any:
 
 
 def _tied(root: nn.Module) -> list[list[tuple[str, nn.Module, str]]]:
-    """Return the parameters that several layers share: path, layer and name of each occurrence."""
+    """Return the parameters that several layers share. For each occurrence of a parameter, the result has the path, the
+    layer and the name.
+    """
     owners: dict[int, list[tuple[str, nn.Module, str]]] = {}
     for path, module in root.named_modules():
         for name, parameter in own_parameters(module).items():
@@ -130,7 +132,7 @@ def _tied(root: nn.Module) -> list[list[tuple[str, nn.Module, str]]]:
 
 
 def _tie_again(tied: list[list[tuple[str, nn.Module, str]]]) -> None:
-    """Tie parameters again after the split has given each layer a copy of its own.
+    """Tie parameters again. The split has given each layer its own copy of a tied parameter.
 
     Raises:
         ConfigurationError: the plan splits tied parameters differently.

@@ -1,9 +1,9 @@
-"""While a rank waits for other ranks, it regularly reads in the job's store whether the other ranks can still join.
+"""Let a rank that waits for other ranks regularly check, in the job's store, whether the other ranks can still join.
 
-A failing rank announces its failure in the store. A rank that waits for the failed rank in an exchange or a save reads
-the announcement and raises an error, even if the failed rank's process still runs. A rank that waits in an exchange of
-a fit also asks the other ranks how many batches they have begun, because a rank that has begun a later batch has
-skipped the exchange. A thread of each rank answers such questions (loops/stop.py).
+A failing rank announces its failure in the store. A rank that waits for the failed rank, in an exchange or a save,
+reads the announcement and raises an error. The process of the failed rank may still run at this time. A rank that waits
+in an exchange of a fit also asks the other ranks for the number of batches that they have begun. A rank that has begun
+a later batch has skipped the exchange. A thread of each rank answers such questions (loops/stop.py).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import torch.distributed as dist
 from drivetrain.base import torch_private
 from drivetrain.errors import DrivetrainError, PeerError, text_of
 
-_FAILED = "drivetrain/failed"  # the key of the number of failed ranks; keys that begin with it have the announcements
-_ASKED = "drivetrain/where"  # the key of the number of questions; keys that begin with it have the answers
+_FAILED = "drivetrain/failed"  # the key of the number of failed ranks, and the prefix of the announcements' keys
+_ASKED = "drivetrain/where"  # the key of the number of questions, and the prefix of the answers' keys
 _RUNS = "drivetrain/runs of rank"
 _FIRST_LOOK_S, _LAST_LOOK_S = 1.0, 16.0  # the pauses between two checks grow, because the wait may be long
 
@@ -38,10 +38,10 @@ class _Here:
     """The state of this process in its job.
 
     Attributes:
-        run: the number of distributed runs that this process has begun in this job, so that failures of earlier runs
-            can be ignored; 0 before the processes are connected.
-        place: returns the number of batches that the fit has begun, and a text that says where the fit is; ``None``
-            outside a fit.
+        run: the number of distributed runs that this process has begun in this job; 0 before the processes are
+            connected. With this number, failures of earlier runs can be ignored.
+        place: a function that returns the number of batches that the fit has begun, and a text about the current
+            position of the fit; ``None`` outside a fit.
         told: the store in which this process has announced its failure, and the key of the announcement.
         leaves: the time at which this process, after an exception, stops waiting for other ranks.
     """
@@ -53,7 +53,7 @@ class _Here:
 
 
 def begin_run() -> None:
-    """Begin a distributed run: withdraw an earlier announcement of this rank, and ignore failures of earlier runs."""
+    """Begin a distributed run. Withdraw an earlier announcement of this rank, and ignore failures of earlier runs."""
     _Here.run, _Here.leaves = 0, math.inf
     number_run()
     if _Here.told is not None and _Here.told[0] is store_of_job():
@@ -63,34 +63,34 @@ def begin_run() -> None:
 
 
 def number_run() -> int:
-    """Return the number of this run, which is the same on all ranks; 0 if the processes are not connected yet."""
+    """Return the number of this run, or 0 if the processes are not connected yet. The number is the same on all
+    ranks.
+    """
     store = store_of_job()
-    # counted in the store, because a process may have been in other jobs before
+    # counted in the store: a process may have been in other jobs
     if store is not None and not _Here.run:
         _Here.run = store.add(f"{_RUNS} {dist.get_rank()}", 1)
     return _Here.run
 
 
 def announce(store: Any, text: str) -> None:
-    """Announce in ``store`` that this rank has failed in this run; ``text`` names the rank, what the rank was doing,
-    and its exception.
-    """
+    """Announce in ``store`` that this rank has failed in this run. ``text`` describes the failure for other ranks."""
     _Here.told = store, f"{_FAILED}/{store.add(_FAILED, 1)}"
     store.set(_Here.told[1], f"{_Here.run}\n{dist.get_rank()}\n{text}")
 
 
 def has_announced(store: Any) -> bool:
-    """Return whether this rank has announced its failure in this run in ``store``."""
+    """Return whether this rank has called :func:`announce` with ``store`` in this run."""
     return _Here.told is not None and _Here.told[0] is store
 
 
 def hurry() -> None:
-    """Let the threads of this process soon give up waiting for other ranks, because one of these may be dead."""
+    """Limit the time that the threads of this process still wait for other ranks, because another rank may be dead."""
     _Here.leaves = min(_Here.leaves, time.monotonic() + _GRACE_S)
 
 
 def wait_for_keys(store: Any, keys: Sequence[str], ranks: Sequence[int]) -> str:
-    """Wait in a thread until ``store`` has all ``keys``, which ``ranks`` set.
+    """Wait in a thread until ``store`` has all ``keys``. ``ranks`` set these keys.
 
     Args:
         store: a connection that only this thread uses.
@@ -98,7 +98,7 @@ def wait_for_keys(store: Any, keys: Sequence[str], ranks: Sequence[int]) -> str:
         ranks: the other ranks that set the keys.
 
     Returns:
-        The reason why a key will not be set; "" if all keys are set.
+        The reason why a key will not be set, or "" if all keys are set.
     """
     look_s = _FIRST_LOOK_S
     try:
@@ -110,7 +110,7 @@ def wait_for_keys(store: Any, keys: Sequence[str], ranks: Sequence[int]) -> str:
             if isinstance(store, dist.FileStore):  # type: ignore[attr-defined]  # its wait() reads 100 times a second
                 time.sleep(_FILE_LOOK_S)
                 continue
-            with suppress(RuntimeError):  # the timeout has passed
+            with suppress(RuntimeError):  # within ``look_s``, not all keys were set
                 store.wait(list(keys), timedelta(seconds=look_s))
             look_s = min(2 * look_s, _LAST_LOOK_S, max(_FIRST_LOOK_S, _Here.leaves - time.monotonic()))
     except RuntimeError as error:  # the process that has the store has ended
@@ -119,7 +119,9 @@ def wait_for_keys(store: Any, keys: Sequence[str], ranks: Sequence[int]) -> str:
 
 
 def failures(store: Any, ranks: Sequence[int]) -> list[str]:
-    """Return the newest announcements of those ``ranks`` that have failed in this run or a later one, by rank."""
+    """Return the newest announcements of the ``ranks`` that have failed in this run or a later run, in the order of
+    ranks.
+    """
     if not store.check([_FAILED]):
         return []
     found: dict[int, str] = {}
@@ -132,7 +134,7 @@ def failures(store: Any, ranks: Sequence[int]) -> list[str]:
 
 
 def store_of_job() -> Any:
-    """Return the store of a distributed job; ``None`` without one."""
+    """Return the store of the distributed job, or ``None`` without such a job."""
     if not dist.is_available() or not dist.is_initialized() or dist.get_backend() in ("mpi", "fake"):
         return None
 
@@ -186,16 +188,16 @@ def _is_done(work: Any, seconds: float) -> bool:
     except RuntimeError:
         if not work.is_completed():
             return False
-        work.wait()  # the exchange ended after the timeout; wait() raises its error, if there is one
+        work.wait()  # the exchange has ended after the timeout; wait() raises an error of the exchange
     return True
 
 
 def _abandon(work: Any, group: Any) -> None:
     """Leave an exchange that other ranks may never join.
 
-    torch destroys a process group only after the group's exchanges have ended, so this process could not end either.
-    Additional references therefore keep Python from freeing the exchange and the group. The connections of the group
-    close when the process ends.
+    torch destroys a process group only after the group's exchanges have ended. If Python freed the exchange or the
+    group at exit, this process could therefore not end. Additional references keep both in memory. The connections of
+    the group close when the process ends.
     """
     for each in (work, dist.group.WORLD if group is None else group):
         _ABANDONED.append(each)
@@ -206,12 +208,14 @@ def _abandon(work: Any, group: Any) -> None:
 
 
 def show_place(place: Callable[[], tuple[int, str]] | None) -> None:
-    """Let other ranks ask how far this rank is: ``place`` returns the number of batches begun, and a description."""
+    """Let other ranks ask for the position of this rank. ``place`` returns the number of batches begun, and a
+    description.
+    """
     _Here.place = place
 
 
 class Answers:
-    """Tells other ranks how many batches this rank has begun, if they ask; runs in a thread of the fit.
+    """Answers other ranks that ask for the number of batches that this rank has begun. Runs in a thread of the fit.
 
     Args:
         store: a connection that only this thread uses.
@@ -241,8 +245,8 @@ def _check_places(store: Any, question: int, others: Sequence[int], what: str) -
     batches, words = _Here.place()
     ranks = sorted([*others, dist.get_rank()])
     at = ranks.index(dist.get_rank())
-    # Each rank compares itself only with its neighbours: if some ranks wait and other ranks have continued, two
-    # neighbours differ.
+    # Each rank compares its position only with its neighbours' positions. If some ranks wait and other ranks have
+    # continued, two neighbours differ.
     for rank in {ranks[at - 1], ranks[(at + 1) % len(ranks)]} - {ranks[at]}:
         key = f"{_ASKED}/{rank}"
         if not store.check([key]):

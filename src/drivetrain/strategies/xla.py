@@ -1,4 +1,6 @@
-"""The complete model on every XLA device, in replicas that torch_xla starts; gradients are averaged over them."""
+"""The complete model on every XLA device. torch_xla starts one replica for each device; gradients are averaged over the
+replicas.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,9 @@ from drivetrain.strategies.strategy import Strategy, StrategyRegistry
 class XLAGroup(Group):
     """All replicas of a job that ``xmp.spawn`` has started; a job may have a single replica.
 
-    Tensors are exchanged on the device, as recorded operations; objects are exchanged as pickled bytes, for which the
-    host waits for the device. A replica unpickles only objects that another replica of the same job has pickled.
+    Tensors are exchanged on the device, as recorded operations. Objects are exchanged as pickled bytes; the host waits
+    for the device in such an exchange. A replica unpickles only objects that another replica of the same job has
+    pickled.
 
     Args:
         device: the device of this replica.
@@ -68,13 +71,13 @@ class XLAGroup(Group):
         """Return every replica's tensor, stacked, on the device of this replica's tensor."""
         if tensor.is_complex():
             return torch.view_as_complex(self._stacked(torch.view_as_real(tensor)))
-        # torch_xla gathers by summation, which booleans do not support
+        # torch_xla gathers by summation, and booleans cannot be summed
         numbers = tensor.to(torch.uint8) if tensor.dtype is torch.bool else tensor
         gathered: Tensor = xla_model.all_gather(numbers.to(self.device).unsqueeze(0), dim=0)
         return gathered.to(dtype=tensor.dtype, device=tensor.device)
 
     def total(self, tensor: Tensor) -> None:
-        """Replace ``tensor``, which must be on the device, by its sum over all replicas."""
+        """Replace ``tensor`` by its sum over all replicas. ``tensor`` must be on the device."""
         xla_model.all_reduce(xla_model.REDUCE_SUM, [tensor])
 
     def broadcast(self, obj: Any, src: int | None = None) -> Any:
@@ -86,8 +89,8 @@ class XLAGroup(Group):
 
         shape, dtype = theirs
         like = obj if isinstance(obj, Tensor) else torch.empty(0, device=self.device)
-        # Replicas other than src pass zeros, because torch_xla sums all values after multiplying those of other
-        # replicas by 0, and NaN times 0 is NaN.
+        # All replicas except src pass zeros. torch_xla multiplies the values of these replicas by 0 and sums all
+        # values, and NaN times 0 would be NaN.
         mine = like.detach() if self.rank == src else torch.zeros(shape, dtype=dtype)
         summed = torch.uint8 if dtype is torch.bool else dtype  # torch_xla does not sum booleans
         sent = mine.to(device=self.device, dtype=summed, copy=True)
@@ -105,8 +108,8 @@ class XLAGroup(Group):
 
 
 class _Gather(torch.autograd.Function):
-    """Stacks the tensors of all replicas. The gradient of this replica's tensor is the sum of the gradients that its
-    slice gets on all replicas.
+    """Stacks the tensors of all replicas. The gradient of this replica's tensor is the sum, over all replicas, of the
+    gradients of the tensor's slice in the stack.
     """
 
     @staticmethod
@@ -125,17 +128,18 @@ class _Gather(torch.autograd.Function):
 @StrategyRegistry.register("xla")
 @StrategyRegistry.register("xla_debug", debug=True)
 class XLAStrategy(XLAExecution, DDPStrategy):
-    """One replica per XLA device, each in a process that torch_xla starts; gradients are averaged per optimizer step.
+    """One replica per XLA device, in a process that torch_xla starts; gradients are averaged once per optimizer step.
 
-    The strategy does not use ``torch.distributed``. With one device, this process is the only replica, and results of
-    collectives have the same form as with several replicas: :meth:`all_gather` adds a dimension. Before the replicas
-    run, the ranks are 0, the world size is 1, and there is no root device.
+    The strategy does not use ``torch.distributed``. With one device, this process is the only replica. Results of
+    collectives have the same form as with several replicas: :meth:`all_gather` always adds a dimension. Before the
+    replicas run, the ranks are 0, the world size is 1, and there is no root device.
 
     Args:
         accelerator, parallel_devices, precision_plugin: as for every strategy.
         checkpoint_io: the checkpoint store; ``None``: an ``XLACheckpointIO``.
-        debug: let torch_xla report why it compiles and where values are read (``PT_XLA_DEBUG``).
-        sync_module_states: give all replicas the parameters and buffers of rank 0 before training.
+        debug: let torch_xla report the reasons for compilations and the places where values are read
+            (``PT_XLA_DEBUG``).
+        sync_module_states: copy the parameters and buffers of rank 0 to all replicas before training.
         unknown: any other argument raises an error.
 
     Raises:
@@ -164,7 +168,7 @@ class XLAStrategy(XLAExecution, DDPStrategy):
         )
         self.debug = debug
         self.sync_module_states = sync_module_states
-        self._device: torch.device | None = None  # the device of this replica, once it runs
+        self._device: torch.device | None = None  # the device of this replica; None before the replica runs
         self._exchanges = GradientExchanges()
         self._loaders: list[Any] = []
 
@@ -191,7 +195,7 @@ class XLAStrategy(XLAExecution, DDPStrategy):
         return self._device
 
     def set_ranks(self, environment: ClusterEnvironment, num_nodes: int) -> None:
-        """Reset the ranks of an earlier job; torch_xla's runtime determines the ranks of this job."""
+        """Reset the ranks of an earlier job. torch_xla's runtime determines the ranks of this job."""
         self.num_nodes, self._outlived = num_nodes, False
         self._groups = self._device = None
         self._store_ranks(world_size=1, node_rank=0, global_rank=0, local_rank=0)
@@ -199,7 +203,7 @@ class XLAStrategy(XLAExecution, DDPStrategy):
     def setup_environment(self) -> None:
         if self.num_processes == 1:
             check_no_launcher()
-            xla_multiprocessing.spawn(_nothing, nprocs=1)  # lets torch_xla set up this process for one device
+            xla_multiprocessing.spawn(_nothing, nprocs=1)  # torch_xla then sets up this process for one device
         self._device = torch.device(torch_xla.device())
         super().setup_environment()
 
@@ -217,7 +221,7 @@ class XLAStrategy(XLAExecution, DDPStrategy):
     def _make_groups(self) -> tuple[Group, Group, Group]:
         made = super()._make_groups()
         if self._device is None:
-            self._groups = None  # the groups are not stored, because the replicas may run at the next call
+            self._groups = None  # not stored, because at the next call the replicas may run
         return made
 
     # ---- between ranks -------------------------------------------------------------------------------------------
@@ -225,12 +229,13 @@ class XLAStrategy(XLAExecution, DDPStrategy):
     def reduce(  # type: ignore[override]  # Lightning's method has another name for this argument
         self, output: Any = None, group: Any = None, reduce_op: Any = "mean", *, tensor: Any = None
     ) -> Any:
-        """Return the reduction of a tensor over all ranks; return other values unchanged.
+        """Return the reduction of a tensor over all ranks. Return any other value unchanged.
 
         Args:
             output: a tensor of the same shape and dtype on every rank; ``tensor`` is an alias of this argument.
             tensor: the name of ``output`` in the other strategies.
-            group: ignored, unless it is a ``drivetrain.strategies.Group``: torch_xla reduces over all replicas.
+            group: a ``drivetrain.strategies.Group``. Any other value is ignored, and torch_xla reduces over all
+                replicas.
             reduce_op: "mean" (the default, also for ``None``), "sum", "min", "max", "product", or a ``ReduceOp``.
         """
         return super().reduce(output if tensor is None else tensor, group, reduce_op)
@@ -239,12 +244,14 @@ class XLAStrategy(XLAExecution, DDPStrategy):
         return Familiar._group_of(self, group)  # ignores torch's groups: torch_xla's collectives involve all replicas
 
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
-        """Return the tensors of all ranks, stacked to ``(world_size, *tensor.shape)``, also with one replica.
+        """Return the tensors of all ranks, stacked to ``(world_size, *tensor.shape)``. This is also the shape with one
+        replica.
 
         Args:
-            tensor: a tensor whose shape and dtype are the same on every rank; before the replicas run, it is returned
-                unchanged.
-            group: ignored, unless it is a ``drivetrain.strategies.Group``: torch_xla gathers from all replicas.
+            tensor: a tensor whose shape and dtype are the same on every rank. Before the replicas run, the tensor is
+                returned unchanged.
+            group: a ``drivetrain.strategies.Group``. Any other value is ignored, and torch_xla gathers from all
+                replicas.
             sync_grads: let gradients flow back to the source rank of each slice.
 
         Raises:
@@ -288,7 +295,7 @@ class XLAStrategy(XLAExecution, DDPStrategy):
     # ---- data and checkpoints ------------------------------------------------------------------------------------
 
     def process_dataloader(self, dataloader: Any) -> Any:
-        """Return ``dataloader`` as torch_xla's ``MpDeviceLoader``, whose batches are on the device."""
+        """Return ``dataloader`` as torch_xla's ``MpDeviceLoader``. The batches of the result are on the device."""
         loader = on_device(dataloader, self.root_device)
         if hasattr(loader, "close"):
             self._loaders.append(loader)
@@ -299,7 +306,7 @@ class XLAStrategy(XLAExecution, DDPStrategy):
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
     def remove_checkpoint(self, filepath: str | Path) -> None:
-        """Delete the checkpoint, on the first rank of every machine; every rank may call this method."""
+        """Delete the checkpoint, on the first rank of every machine. Every rank can call this method."""
         if self.local_rank == 0:
             self.checkpoint_io.remove_checkpoint(filepath)
             rank_files.remove(self, filepath)
@@ -324,12 +331,13 @@ _KEPT = ("dataset", "batch_sampler", "sampler", "generator", "num_workers", "bat
 
 
 def on_device(loader: Any, device: torch.device) -> Any:
-    """Return ``loader`` as a torch_xla ``MpDeviceLoader``; an ``MpDeviceLoader`` is returned unchanged.
+    """Return ``loader`` as a torch_xla ``MpDeviceLoader``. If ``loader`` is an ``MpDeviceLoader``, return ``loader``
+    unchanged.
 
-    The result keeps the attributes of ``loader`` that describe a pass, such as the sampler and the batch size. Before
-    the loader yields a batch, the device executes the operations that torch_xla has recorded. With workers, torch_xla's
-    threads upload batches ahead. Without workers, each batch is fetched when it is requested, because fetching may draw
-    from this process's random generators.
+    The result has some attributes of ``loader``, such as the sampler and the batch size. Before the loader yields a
+    batch, the device executes the operations that torch_xla has recorded. With workers, torch_xla's threads upload
+    batches ahead. Without workers, a batch is fetched only when the loop requests the batch, because fetching may draw
+    random numbers in this process.
     """
     kind = _device_loader()
     if isinstance(loader, kind.__mro__[1]):

@@ -27,9 +27,9 @@ _AXIS = "data"
 class XLASPMDStrategy(XLAExecution):
     """One process drives all XLA devices of this machine: the compiler divides the work over a mesh of devices (GSPMD).
 
-    The module sees the complete batch, and its losses and metrics are computed on the complete batch, so nothing needs
-    to be reduced. A loader's batch size is the global batch size. If the first dimension of a batch is not divisible by
-    the number of devices, every device computes the complete batch, which is correct but slow.
+    The module sees the complete batch. Losses and metrics are therefore values of the complete batch, and need no
+    reduction. A loader's batch size is the global batch size. If the first dimension of a batch is not divisible by the
+    number of devices, every device computes the complete batch. This is correct but slow.
 
     Before the first tensor on a device is created, the strategy switches torch_xla to SPMD mode
     (``torch_xla.runtime.use_spmd``). The mode lasts until the process ends.
@@ -38,9 +38,10 @@ class XLASPMDStrategy(XLAExecution):
         accelerator, precision_plugin: as for every strategy.
         parallel_devices: all devices of this machine; ``None``: the devices that the Trainer's arguments select.
         checkpoint_io: the checkpoint store; ``None``: an ``XLACheckpointIO``.
-        debug: let torch_xla report why it compiles and where values are read (``PT_XLA_DEBUG``).
+        debug: let torch_xla report the reasons for compilations and the places where values are read
+            (``PT_XLA_DEBUG``).
         sharding: "data": batches are sharded, and every device has all parameters. "full": parameters, gradients and
-            optimizer states are sharded too, each along the largest dimension that is divisible by the number of
+            optimizer states are also sharded, each along the largest dimension that is divisible by the number of
             devices. Checkpoints contain complete tensors in both cases.
         unknown: any other argument raises an error.
 
@@ -151,8 +152,8 @@ class XLASPMDStrategy(XLAExecution):
 
 
 def largest_divisible(shape: Sequence[int], devices: int) -> int | None:
-    """Return the index of the largest dimension that is divisible by ``devices``, the first one if several are equally
-    large; ``None`` if no dimension is divisible.
+    """Return the index of the largest dimension that is divisible by ``devices``, or ``None`` if no dimension is
+    divisible. Of several equally large dimensions, return the first.
     """
     divisible = [index for index, size in enumerate(shape) if size and size % devices == 0]
     return max(divisible, key=lambda index: (shape[index], -index)) if divisible else None

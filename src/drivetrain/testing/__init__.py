@@ -1,6 +1,4 @@
-"""Tools for tests: simulated devices, a comparison of the Trainer with a plain loop, and checks for your own
-accelerators, strategies and other parts.
-"""
+"""Tools for tests: simulated devices, and checks for your own accelerators, strategies and other parts."""
 
 from drivetrain.base.lazy import public
 

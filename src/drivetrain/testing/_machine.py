@@ -1,5 +1,5 @@
-"""The simulated devices: decides on which device an operation's results are, which operands an operation may not mix,
-and what makes the host wait.
+"""Simulate devices: decide on which device the results of an operation are, whether the operation may mix its operands,
+and whether the host waits.
 """
 
 from __future__ import annotations
@@ -23,21 +23,22 @@ from drivetrain.testing._places import ANYWHERE, Place, Places, spelled, storage
 from drivetrain.testing.record import Move, Record, Step, Sync
 
 # The following tables list operations by name, and describe how CUDA devices behave.
-# operations with which a program copies between devices on purpose
+# operations that copy between devices
 _COPIES = frozenset({"copy_", "_foreach_copy_", "fill_"})
 _INDEXING = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"})
-# operations that read no values, so that each operand may be on another device
+# operations that read no values, and whose operands may be on different devices
 _ANY_MIX = frozenset({"is_same_size", "_has_same_storage_numel", "is_set_to", "set_"})
 _NO_HOST_NUMBERS = frozenset({
     "cat", "stack", "embedding", "index_select", "gather", "scatter", "scatter_", "scatter_add", "scatter_add_",
     "scatter_reduce", "scatter_reduce_", "take", "nll_loss_forward", "nll_loss2d_forward",
 })  # fmt: skip
-"""Operations that refuse even a host tensor without dimensions. Other operations, such as elementwise ones, accept such
-a tensor as a number."""
+"""Operations that do not accept a host tensor without dimensions beside tensors on a device. Other operations accept
+such a tensor as a number.
+"""
 _ON_HOST = frozenset({("_pack_padded_sequence", "lengths"), ("_pack_padded_sequence_backward", "batch_sizes")})
-"""Operations, each with an argument that must be on the host."""
+"""Pairs of an operation and an argument that must be on the host."""
 _READS = frozenset({"equal", "is_nonzero", "allclose", "multinomial", "_linalg_check_errors", "unique_dim_consecutive"})
-"""Operations that wait for the device, in addition to those that torch itself marks."""
+"""Operations for which the host waits, in addition to the operations that torch marks with a tag."""
 
 
 class Call(NamedTuple):
@@ -53,19 +54,19 @@ class Call(NamedTuple):
 
 
 class Machine:
-    """``count`` simulated devices and the record of their events.
+    """Simulates ``count`` devices, and records their events.
 
     Attributes:
         places: the device of each tensor.
-        record: the record into which events are written.
-        calls: the calls from Python into torch that have not returned yet, the innermost last.
+        record: the record of the events.
+        calls: the running calls from Python into torch, the innermost last.
     """
 
     def __init__(self, count: int) -> None:
         self.places = Places(count)
         self.record = Record(_places=self.places)
         self.calls: list[Call] = []
-        self._landing: list[Place] = []  # the device onto which the running move clones its tensor
+        self._landing: list[Place] = []  # the device to which a running move copies
         self._hushed = 0
 
     # ---- devices of tensors --------------------------------------------------------------------------------------
@@ -84,13 +85,13 @@ class Machine:
                 self.places.put(storage, place)
 
     def move(self, tensor: Tensor, target: Place, blocking: bool = True) -> Tensor:
-        """Return a copy at ``target``, through which gradients flow back."""
+        """Return a copy of ``tensor`` at ``target``. Autograd can differentiate through the copy."""
         if torch.is_grad_enabled() and tensor.requires_grad:
             return _Moved.apply(tensor, self, target, blocking)  # type: ignore[no-untyped-call]
         return self.copy(tensor, target, blocking)
 
     def copy(self, tensor: Tensor, target: Place, blocking: bool) -> Tensor:
-        """Return a copy at ``target``, without a graph."""
+        """Return a copy of ``tensor`` at ``target``, without recording the copy for autograd."""
         source = self.place(tensor)
         if target is not None:
             self.places.check(target)
@@ -120,7 +121,7 @@ class Machine:
     def note_bytes(
         self, source: Place, target: Place, size: int, blocking: bool, what: str | None = None, pinned: bool = False
     ) -> None:
-        """Record a move of bytes that are not a tensor."""
+        """Record a move of ``size`` bytes."""
         if self._hushed:
             return
         line, through = _asked_at()
@@ -148,7 +149,7 @@ class Machine:
 
     @contextmanager
     def hushed(self) -> Iterator[None]:
-        """Context in which no move and no wait is recorded; the caller records the complete operation, if needed."""
+        """Context in which moves and waits are not recorded."""
         self._hushed += 1
         try:
             yield
@@ -158,7 +159,7 @@ class Machine:
     # ---- one operation -------------------------------------------------------------------------------------------
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run ``func``; its results are on the device of its operands.
+        """Run the operation ``func``, and put its results on the device of its operands.
 
         Raises:
             RuntimeError: the operands are on different devices, with torch's message.
@@ -174,14 +175,14 @@ class Machine:
         self._note_reads(func, name, args, place)
         target = self._target(func, kwargs, operands, place, result)
         if name == "_pack_padded_sequence":
-            result, sizes = result  # the second result stays on the host, because the host reads this result
+            result, sizes = result  # the second result stays on the host
             self._put_all(result, target)
             return result, sizes
         self._put_all(result, target)
         return result
 
     def _target(self, func: Any, kwargs: dict[str, Any], operands: list[_Operand], place: Place, result: Any) -> Place:
-        """Return the device on which the results of ``func`` are."""
+        """Return the device for the results of ``func``."""
         if self._landing:
             return self._landing[-1]
         device = kwargs.get("device")
@@ -192,15 +193,15 @@ class Machine:
                 self.note_move(place, target, result, not kwargs.get("non_blocking", False))
             return target
         if device is not None and not converts and self.calls and self.calls[-1].kwargs.get("device") is not None:
-            return None  # the program itself asked for device="cpu"
+            return None  # the program has passed device="cpu"
         if not operands and self._inside_torch():
             return ANYWHERE
         return place
 
     def _inside_torch(self) -> bool:
-        """Whether torch itself creates this tensor inside an operation on a simulated device."""
+        """Whether torch creates this tensor as a part of an operation on a simulated device."""
         if not self.calls:
-            return True  # no call from Python is running, so torch's own C++ code creates the tensor
+            return True  # no call from Python is running, so torch's C++ code creates the tensor
         call = self.calls[-1]
         return any(self.place(tensor) is not None for tensor in tensors_in([call.args, call.kwargs]))
 
@@ -215,8 +216,8 @@ class Machine:
                 self.places.measure(storage)
 
     def _common(self, name: str, operands: list[_Operand]) -> Place:
-        """Return the device of all operands. Operands whose device is not decided yet (:data:`ANYWHERE`) are put on
-        this device.
+        """Return the common device of all operands. Put the operands without a device (:data:`ANYWHERE`) on this
+        device.
         """
         places: dict[Place, None] = {}
         open_ones: list[Tensor] = []
@@ -241,9 +242,7 @@ class Machine:
         return common
 
     def _each(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operation on lists of tensors. The first items of all lists must be on one device, so must the second
-        items, and so on.
-        """
+        """Run an operation on lists of tensors. Items with the same index must be on one device."""
         singles: list[_Operand] = []
         columns: list[list[_Operand]] = []
         for operand, written, value in _arguments(func, args, kwargs):
@@ -263,7 +262,7 @@ class Machine:
         return result
 
     def _copy_over(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operation that writes values into tensors, which may be on another device than the values."""
+        """Run an operation that writes values into tensors. The values may be on another device than the tensors."""
         into, values = args[0], args[1]
         blocking = not (kwargs.get("non_blocking") or (len(args) > 2 and args[2]))
         number = bool(self.calls) and self.calls[-1].name == "__setitem__" and not tensors_in(self.calls[-1].args[2:])
@@ -289,7 +288,7 @@ class Machine:
     def _note_indexing(self, name: str, args: tuple[Any, ...], place: int) -> None:
         indices = tensors_in(args[1])
         for index in indices:
-            # the index is on the host, such as a list of numbers, and is copied to the device
+            # the index is on the host, for example a list of numbers, so torch copies it to the device
             if self.places.of(index) is None:
                 self.note_move(None, place, index, blocking=True)
         masks = [index for index in indices if index.dtype in (torch.bool, torch.uint8)]
@@ -299,7 +298,7 @@ class Machine:
 
 
 class _Moved(torch.autograd.Function):
-    """Copies a tensor to a place in the forward pass, and the gradient back in the backward pass."""
+    """Copies a tensor to a device in the forward pass, and copies the gradient back in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, machine: Machine, target: Place, blocking: bool) -> Tensor:
@@ -314,7 +313,7 @@ class _Moved(torch.autograd.Function):
 # ---- operands --------------------------------------------------------------------------------------------------------
 
 _Operand = tuple[str, bool, Tensor]
-"""An argument's name, whether it is written into, and the tensor."""
+"""The name of an argument, whether the operation writes into the argument, and the tensor."""
 
 
 @functools.cache
@@ -340,7 +339,7 @@ def _operands(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> It
 
 
 def _number_or_host_argument(name: str, argument: str, written: bool, tensor: Tensor) -> bool:
-    """Return whether this argument may be a host tensor although other arguments are on a device."""
+    """Return whether this argument can be a host tensor if other arguments are on a device."""
     if (name, argument) in _ON_HOST or (name in _INDEXING and argument == "indices"):
         return True
     return not written and tensor.dim() == 0 and name not in _NO_HOST_NUMBERS
@@ -370,8 +369,8 @@ _PYTHON = sysconfig.get_path("stdlib") + os.sep
 
 
 def _asked_at() -> tuple[str, str]:
-    """Return the innermost line of the stack outside torch and drivetrain, and the line of drivetrain that this line
-    has called ("" if there is none).
+    """Return two lines of code. The first is the innermost line outside torch and drivetrain. The second is the line of
+    drivetrain that the first line has called, or "".
     """
     through = ""
     frame = sys._getframe(1)

@@ -1,5 +1,5 @@
-"""Two torch modes for the simulation: one sees calls from Python into torch, the other every operation, also those of
-the backward pass.
+"""The two torch modes of the simulation. One sees the calls from Python into torch. The other sees all operations,
+including those of the backward pass.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from drivetrain.testing._places import Place, device_at, spelled
 
 
 class CallMode(TorchFunctionMode):
-    """Handles calls from Python into torch that concern devices, or that read values without an operation."""
+    """Handles the calls from Python into torch that depend on devices, or that read values without an operation."""
 
     def __init__(self, machine: Machine) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class CallMode(TorchFunctionMode):
 
 
 class OperationMode(DispatchMode):  # type: ignore[no-untyped-call]
-    """Passes every operation of torch to the machine (the simulated devices)."""
+    """Passes every operation of torch to the simulated devices."""
 
     def __init__(self, machine: Machine) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -49,7 +49,7 @@ class OperationMode(DispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _to(machine: Machine, func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
-    """Handle ``tensor.to(...)`` in its three forms: a device, a dtype, another tensor."""
+    """Handle the three forms of ``tensor.to(...)``: with a device, with a dtype, with another tensor."""
     tensor, *positional = args
     named = dict(kwargs)
 
@@ -66,7 +66,7 @@ def _to(machine: Machine, func: Any, args: Any, kwargs: dict[str, Any]) -> Tenso
     non_blocking, copy, memory_format = take("non_blocking"), take("copy"), named.pop("memory_format", None)
     device = None if device is None else torch.device(device)
     if named or positional or (device is not None and device.type != "cpu"):
-        return func(*args, **kwargs)  # the device is not simulated, or the call is invalid
+        return func(*args, **kwargs)  # the device is not simulated, or torch will raise an error
     converted: Tensor = func(
         tensor, dtype or tensor.dtype, False, bool(copy), memory_format=memory_format or torch.preserve_format
     )
@@ -98,9 +98,7 @@ def _get_device(machine: Machine, func: Any, args: Any, kwargs: dict[str, Any]) 
 
 
 def _empty(machine: Machine, func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
-    """Handle ``torch.empty``. Simulate pinned memory if the call asks for it, because torch cannot allocate any without
-    an accelerator.
-    """
+    """Handle ``torch.empty``. Pinned memory is simulated, because torch cannot allocate it without an accelerator."""
     pins = kwargs.get("pin_memory", False)
     made: Tensor = func(*args, **{**kwargs, "pin_memory": False} if pins else kwargs)
     return machine.places.pin(made) if pins else made
@@ -116,7 +114,7 @@ def _is_pinned(machine: Machine, func: Any, args: Any, kwargs: dict[str, Any]) -
 
 
 def _from_data(machine: Machine, func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
-    """Handle ``torch.tensor`` and similar functions: create on the host, then move, as torch does."""
+    """Handle ``torch.tensor`` and similar functions: create the tensor on the host, then move it, as torch does."""
     kwargs = dict(kwargs)
     device = kwargs.pop("device", None)
     method = func is torch.Tensor.new_tensor
@@ -171,8 +169,8 @@ def _deepcopy(machine: Machine, func: Any, args: Any, kwargs: dict[str, Any]) ->
 
 
 def _one_hot(machine: Machine, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Handle one_hot. torch's CPU code, which runs here, always reads the values. A device's code would read the values
-    only to find the number of classes.
+    """Handle one_hot. torch's CPU code always reads the values. A device's code reads the values only if it must find
+    the number of classes.
     """
     place: Place = machine.place(args[0]) if args else None
     classes = args[1] if len(args) > 1 else kwargs.get("num_classes", -1)
@@ -183,7 +181,7 @@ def _one_hot(machine: Machine, func: Any, args: Any, kwargs: dict[str, Any]) -> 
 
 
 def _ctc_loss(machine: Machine, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Handle ctc_loss, which accepts lengths and targets on any device, and moves both to the device that it needs."""
+    """Handle ctc_loss, which accepts lengths and targets from any device."""
     if (place := machine.place(args[0])) is None:
         return func(*args, **kwargs)
 

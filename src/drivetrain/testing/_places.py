@@ -1,4 +1,4 @@
-"""The simulated device of each tensor, stored for the storage that the tensor shares with its views."""
+"""Track on which simulated device each tensor's storage is."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ Place = int | None
 """A simulated device's number, or ``None`` for the host."""
 
 ANYWHERE = -1
-"""The place of a tensor that torch has created without a device. The first operation with tensors on a device decides
-the tensor's place."""
+"""The place of a tensor that torch has created without a device. The first operation that also has operands on a device
+moves the tensor to this device.
+"""
 
 
 def spelled(place: Place) -> str:
@@ -26,7 +27,7 @@ def spelled(place: Place) -> str:
 
 
 def device_at(place: Place) -> torch.device:
-    """Return ``tensor.device`` of a tensor at this place."""
+    """Return the value of ``tensor.device`` for a tensor at this place."""
     return torch.device("cpu") if place is None else torch.device("cpu", place)
 
 
@@ -34,14 +35,14 @@ def device_at(place: Place) -> torch.device:
 class _Held:
     place: int
     bytes: int
-    storage: weakref.ref[Any]  # a weak reference, whose callback shows when the storage is freed
+    storage: weakref.ref[Any]  # its callback runs when the storage is freed
 
 
 class Places:
-    """The storages that are on each of ``count`` simulated devices. A storage that is not listed is on the host.
+    """Knows on which of ``count`` simulated devices each storage is. A storage without an entry is on the host.
 
-    torch keeps the Python object of a storage as long as the storage lives, even if only an autograd graph holds it. So
-    a weak reference to this object shows when the memory is freed.
+    A weak reference to a storage's Python object shows when the memory is freed. torch keeps this object as long as the
+    storage exists, even if only an autograd graph uses the storage.
     """
 
     def __init__(self, count: int) -> None:
@@ -66,7 +67,7 @@ class Places:
         return index
 
     def of(self, tensor: Tensor) -> Place:
-        """Return the device of ``tensor``; ``None`` for the host, ``ANYWHERE`` if the device is not decided yet."""
+        """Return the device of ``tensor``: its number, ``None`` for the host, or ``ANYWHERE``."""
         storage = storage_of(tensor)
         return None if storage is None else self.where(storage)
 
@@ -76,7 +77,7 @@ class Places:
         return None if held is None else held.place
 
     def put(self, storage: Any, place: int) -> None:
-        """Set the device of ``storage`` to ``place``, unless it was set before; record the storage's current size."""
+        """Record the size of ``storage``, and set its device to ``place`` if the storage has no device yet."""
         key, size = storage_key(storage), storage.nbytes()
         held = self._held.get(key)
         if held is None:
@@ -89,7 +90,7 @@ class Places:
         self.measure(storage)
 
     def pin(self, tensor: Tensor) -> Tensor:
-        """Record that ``tensor`` is in pinned memory of the host; return it."""
+        """Record that ``tensor`` is in pinned memory of the host, and return ``tensor``."""
         storage = storage_of(tensor)
         if storage is not None:
             key = storage_key(storage)
@@ -102,7 +103,7 @@ class Places:
         return storage is not None and storage_key(storage) in self._pinned
 
     def measure(self, storage: Any) -> None:
-        """Record the size of ``storage`` again, because an operation may have resized it."""
+        """Record the current size of ``storage``, which an operation may have resized."""
         held, size = self._held.get(storage_key(storage)), storage.nbytes()
         if held is not None and held.bytes != size:
             self._count(held.place, size - held.bytes)
@@ -119,7 +120,9 @@ class Places:
 
 
 def storage_of(tensor: Tensor) -> Any:
-    """Return the storage of ``tensor`` (if it is sparse, of its values); ``None`` if the tensor has no storage."""
+    """Return the storage of ``tensor``, or of the values if ``tensor`` is sparse. Return ``None`` if there is no
+    storage.
+    """
     if tensor.device.type != "cpu":
         return None
     try:
@@ -128,5 +131,5 @@ def storage_of(tensor: Tensor) -> Any:
         elif tensor.layout is not torch.strided:
             tensor = tensor.values()
         return tensor.untyped_storage()
-    except (NotImplementedError, RuntimeError):  # a wrapper of torch.func around another tensor has no storage
+    except (NotImplementedError, RuntimeError):  # a wrapper tensor of torch.func has no storage
         return None

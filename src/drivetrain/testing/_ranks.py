@@ -1,4 +1,4 @@
-"""Processes that run the tests of a conformance suite as ranks of a job."""
+"""Run the tests of a conformance suite in processes that are ranks of a job."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from drivetrain.cli.class_files import module_of
 from drivetrain.clusters.local import free_port
 
 _PRELOADED = ["torch", DYNAMO, "drivetrain.trainer.trainer", "pytest"]
-_GRACE_S = 5.0  # after a rank has failed, the other ranks get so many seconds to finish
+_GRACE_S = 5.0  # seconds that the other ranks have to finish after a rank has failed
 
 
 class Ranks:
-    """Runs a suite's tests in one process per device, with torchrun's environment variables. If the suite has one
-    device, tests run in this process.
+    """Runs a suite's tests in one process per device, with torchrun's environment variables. With one device, the tests
+    run in this process.
 
-    The processes start with the first test and continue until a test fails; the next test then gets new processes.
+    The processes start with the first test. After a test has failed, the next test starts new processes.
 
     Args:
-        suite: the class with the tests. If the class has a function ``rebuild``, the processes call ``rebuild`` to get
-            the class; otherwise they import the class.
+        suite: the class with the tests. The processes import this class, or call the class's function ``rebuild`` to
+            create it.
         size: the number of processes.
         timeout_s: seconds for one test.
     """
@@ -46,7 +46,7 @@ class Ranks:
         """Run the test of this name on every rank.
 
         Raises:
-            AssertionError: the test failed on a rank, a process died, or the test timed out.
+            AssertionError: the test failed on a rank, a process died, or the test took too long.
             Skipped: the lowest rank has skipped the test. This is pytest's exception.
         """
         if self._size == 1:
@@ -134,7 +134,7 @@ def _environ(rank: int, size: int, port: int) -> dict[str, str]:
 
 
 def _serve(jobs: Connection, environ: dict[str, str], find: Callable[[], Any]) -> None:
-    """Run, in a started process, each requested test, until the connection is closed."""
+    """Run each requested test until the connection is closed. Called in a started process."""
     os.environ.update(environ)
     import pytest
     import torch
@@ -152,14 +152,14 @@ def _serve(jobs: Connection, environ: dict[str, str], find: Callable[[], Any]) -
             outcome = ("passed", "")
         except pytest.skip.Exception as skipped:
             outcome = ("skipped", str(skipped))
-        except BaseException:  # BaseException, because pytest.raises raises one if its body raises nothing
+        except BaseException:  # pytest raises subclasses of BaseException
             outcome = ("failed", traceback.format_exc())
         jobs.send(outcome)
 
 
 def _found(module: str, file: str | None, name: str) -> Any:
-    """Return the suite. If the suite's module cannot be imported by name, import the suite's file: pytest may choose
-    names that other processes do not know.
+    """Return the suite. If the suite's module cannot be imported by its name, import the suite's file, because pytest
+    may have chosen the name.
     """
     try:
         found: Any = importlib.import_module(module)

@@ -1,4 +1,4 @@
-"""The module that the test suite for strategies trains, and the plain loop whose results a strategy must reach."""
+"""The module that the test suite for strategies trains, and a plain loop that computes the expected results."""
 
 from __future__ import annotations
 
@@ -26,12 +26,11 @@ QUIET: dict[str, Any] = {
 
 
 class Small(LightningModule):
-    """A regression. Besides its layers the module has a parameter of its own, ``scale``. Its size is 3, which two ranks
-    cannot divide evenly.
+    """A regression with the parameter ``scale``, whose size 3 cannot be divided evenly between two ranks.
 
     Args:
-        kind: "plain"; "weighted": with weighted losses; "manual": with manual optimization; "failing": the second step
-            raises.
+        kind: "plain", "weighted" (with weighted losses), "manual" (with manual optimization) or "failing" (the second
+            step raises an exception).
     """
 
     def __init__(self, kind: str = "plain") -> None:
@@ -86,7 +85,7 @@ class Small(LightningModule):
 
 
 class Saves(Callback):
-    """Saves a checkpoint at the end of one batch, counted from 1 over all epochs."""
+    """Saves a checkpoint after the batch with the number ``at``, counted from 1 over all epochs."""
 
     def __init__(self, path: Path, at: int) -> None:
         self.path, self.at, self.batches = path, at, 0
@@ -98,7 +97,7 @@ class Saves(Callback):
 
 
 def weighted(output: Tensor, y: Tensor, tokens: Tensor) -> WeightedLoss:
-    """Return the mean loss over tokens, weighted by their number."""
+    """Return the mean loss over tokens. Its weight is the number of tokens."""
     each = F.mse_loss(output, y, reduction="none").squeeze(1)
     return WeightedLoss((each * tokens).sum() / tokens.sum(), int(tokens.sum()))
 
@@ -119,7 +118,7 @@ def plain_loop(
     batches_per_epoch: int = BATCHES,
     kind: str = "plain",
 ) -> dict[str, Any]:
-    """Train the result of ``make`` on the host, with torch alone."""
+    """Train the module that ``make`` returns on the host, using only torch."""
     module = make(kind)
     optimizer, dtype = module.configure_optimizers(), module.scale.dtype
     losses: list[Tensor] = []
@@ -149,8 +148,8 @@ def plain_loop(
 
 
 def stepped(module: Small, gradients: list[dict[str, Any]], clip: tuple[str, float] | None) -> dict[str, Any]:
-    """Clip each of these gradients and make a step with each; return the weights and the optimizer state of ``module``
-    after these steps.
+    """Make an optimizer step with each of these gradients after clipping it. Return the final weights and optimizer
+    state of ``module``.
     """
     optimizer = module.configure_optimizers()
     for each in gradients:
@@ -169,14 +168,14 @@ def _clip_and_step(module: Small, optimizer: Any, clip: tuple[str, float] | None
 
 
 def trained(module: Small, optimizer: Any) -> dict[str, Any]:
-    """Return the weights of ``module`` and the state of its optimizer; every rank must call this function."""
+    """Return the weights of ``module`` and the state of its optimizer. Every rank must call this function."""
     weights, states = whole(dict(module.named_parameters())), whole(optimizer.state_dict()["state"])
     return {"weights": weights, "optimizer": states}
 
 
 def whole(tree: Any) -> Any:
-    """Return host copies of all tensors in ``tree``, where DTensors become complete tensors; every rank must call this
-    function.
+    """Return ``tree`` with copies of all tensors on the host. A DTensor becomes a complete tensor, so every rank must
+    call this function.
     """
 
     def copied(leaf: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Conformance kits: for each kind of part, a list of checks, and the function that runs them on one part.
+"""Run conformance kits. A kit is the list of checks for one kind of part, such as strategies or loggers.
 
-A check is a function of a :class:`Part`. The first sentence of its docstring says what must be true. A check raises an
-exception if this is not true, and :class:`Skipped` if it does not apply to the part.
+A check is a function whose argument is a :class:`Part`. The first paragraph of its docstring says what must be true. If
+this is not true, the check raises an exception. A check that does not apply to the part raises :class:`Skipped`.
 """
 
 from __future__ import annotations
@@ -37,29 +37,29 @@ REGISTRIES = {
     "precision": "drivetrain.precision.precision:PrecisionRegistry",
     "loader": "",
 }
-"""For each kind of part, the registry with the names of parts; loaders have no registry."""
+"""For each kind of part, the registry with the names of parts. Loaders have no registry."""
 
 
 _RAISED = re.compile(r"^([a-zA-Z_][\w.]*(?:Error|Exception|Exit|Failed|Interrupt)\b)", re.MULTILINE)
 
 
 class Skipped(Exception):
-    """Raised by a check whose feature the part does not claim to have."""
+    """A check does not apply to the part."""
 
 
 class CannotTryError(ConfigurationError):
-    """The part cannot be found, created or used on this machine, so no check can give a result."""
+    """The part cannot be found, created or used on this machine."""
 
 
 class Outcome(NamedTuple):
     """The result of one check.
 
     Attributes:
-        name: the check.
+        name: the name of the check.
         sentence: what must be true.
         result: "ok", "fails" or "skipped".
-        seen: for "fails", what the check has found instead; for "skipped", why.
-        seconds: how long it took.
+        seen: what the check has found instead, or why it was skipped.
+        seconds: the duration of the check.
     """
 
     name: str
@@ -71,18 +71,17 @@ class Outcome(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """The part that is checked, and what its checks share.
+    """The part that the checks of a kit examine.
 
     Attributes:
         kind: one of :data:`REGISTRIES`.
-        path: a registered name, ``"package.module:Class"`` or ``"file.py:Class"``; instead of a class, a function that
-            returns the part may be named.
+        path: a registered name, ``"package.module:Class"`` or ``"file.py:Class"``. A function that creates the part can
+            replace the class.
         arguments: keyword arguments of the class.
         settings: settings of the kit.
-        factory: the class or function itself, if the kit starts no other process; ``None``: the one that ``path``
-            names.
-        folder: an empty folder, which exists during one check.
-        memory: results that a check leaves for later checks of the same run.
+        factory: the class or function, if it was passed as an object. Otherwise ``None``, and ``path`` names it.
+        folder: an empty folder for one check.
+        memory: results that later checks of the run can use.
     """
 
     kind: str
@@ -100,7 +99,7 @@ class Part:
 
     @functools.cached_property
     def found(self) -> tuple[Callable[..., Any], dict[str, Any]]:
-        """The class of the part, and the arguments with which the class is registered.
+        """The class of the part, and the arguments that its registration adds.
 
         Raises:
             CannotTryError: the class does not exist or cannot be imported.
@@ -108,15 +107,15 @@ class Part:
         return _found(self.kind, self.path) if self.factory is None else (self.factory, {})
 
     def for_other_process(self) -> Part:
-        """Return this part in a form that another process can unpickle."""
+        """Return a copy of this part that another process can unpickle."""
         return dataclasses.replace(self, factory=None, memory={})
 
     def make(self, **more: Any) -> Any:
         """Return a new object of the part's class.
 
         Args:
-            more: the kit's own arguments; an argument is passed only if the class has this argument and the user has
-                not set it.
+            more: arguments that the kit adds. An argument is left out if the class does not have it or the user has set
+                it.
         """
         cls, registered = self.found
         given = {**registered, **self.arguments}
@@ -147,9 +146,7 @@ def _found(kind: str, path: str) -> tuple[Callable[..., Any], dict[str, Any]]:
 
 
 def path_of(part: Any) -> str:
-    """Return the path by which another process can import ``part``, a class or function at the top level of its
-    module.
-    """
+    """Return the path by which another process can import the class or function ``part``."""
     module = part.__module__
     return f"{sys.modules[module].__file__ if module == '__main__' else module}:{part.__qualname__}"
 
@@ -158,22 +155,22 @@ def path_of(part: Any) -> str:
 
 
 def run_checks(part: Part, only: str | None = None) -> Iterator[Outcome]:
-    """Run the checks for a kind, each in a folder of its own, and yield their results.
+    """Run the checks for a kind of part, each in a new folder, and yield their results.
 
     Args:
         part: the part.
-        only: the name of the check to run; ``None``: all.
+        only: the name of the check to run. By default, all checks run.
 
     Raises:
-        CannotTryError: the kind or the check is unknown, or the part cannot be found, made or used here.
+        CannotTryError: the kind or the check is unknown, or the part cannot be found, created or used on this machine.
     """
     if part.kind not in REGISTRIES:
         raise CannotTryError(f"There is no kit for {part.kind!r}. {did_you_mean(part.kind, REGISTRIES)}")
     kit: Any = importlib.import_module(f"drivetrain.testing.kits.{part.kind}")
     if unknown := set(part.settings) - set(kit.SETTINGS):
         raise CannotTryError(f"The kit has no setting {min(unknown)!r}. {did_you_mean(min(unknown), kit.SETTINGS)}")
-    # Processes that a check starts may outlive the check, so their working directory must exist until all checks are
-    # done.
+    # The working directory must exist until all checks are done, because processes that a check starts may outlive the
+    # check.
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="drivetrain-", ignore_cleanup_errors=True))
         try:
@@ -196,7 +193,9 @@ def run_checks(part: Part, only: str | None = None) -> Iterator[Outcome]:
 
 
 def _checks_of(kit: Any) -> list[Check]:
-    """Return the checks of a kit: public functions of the kit's file, without ``try_it``, that take only the part."""
+    """Return the checks of a kit: all public functions of the kit's file whose only parameter is ``part``, except
+    ``try_it``.
+    """
     own = [each for each in vars(kit).values() if inspect.isfunction(each) and each.__module__ == kit.__name__]
     own = [each for each in own if each is not kit.try_it and not each.__name__.startswith("_")]
     return [each for each in own if list(inspect.signature(each).parameters) == ["part"]]
@@ -220,11 +219,11 @@ def _run(name: str, check: Check, part: Part) -> Outcome:
 def check_part(
     kind: str, part: Any, arguments: Mapping[str, Any] | None = None, settings: Mapping[str, Any] | None = None
 ) -> list[Outcome]:
-    """Check that a part of yours keeps the contract of its kind.
+    """Check that a user's part, such as a strategy or a logger, keeps the contract of its kind.
 
     Args:
         kind: "accelerator", "strategy", "launcher", "cluster", "logger", "store", "precision" or "loader".
-        part: a registered name, a class or function at the top level of a module, or the path of one,
+        part: a registered name, a class or function at the top level of a module, or its path:
             ``"package.module:Class"`` or ``"file.py:Class"``.
         arguments: keyword arguments with which the class or function is called.
         settings: settings of the kit, such as ``{"devices": 2}`` for a strategy.
@@ -233,8 +232,8 @@ def check_part(
         The results, if no check fails.
 
     Raises:
-        AssertionError: a check fails; the message lists what was seen and what must be true.
-        CannotTryError: the part cannot be found, made or used here.
+        AssertionError: a check fails. The message lists what the checks have found and what must be true.
+        CannotTryError: the part cannot be found, created or used on this machine.
     """
     path, factory = (part, None) if isinstance(part, str) else (path_of(part), part)
     outcomes = list(run_checks(Part(kind, path, arguments or {}, settings or {}, factory)))
@@ -250,7 +249,7 @@ def _sentence(check: Callable[..., Any]) -> str:
 
 
 def _seen(error: BaseException) -> str:
-    """Return the text of an error, and the line that raised it, except for errors whose text is enough."""
+    """Return the text of an error. If the text alone is not enough, add the line that has raised the error."""
     text = str(error)
     if failed := re.match(r"---- rank (\d+) ----\n(.*?)(?=\n---- rank|\Z)", text, re.DOTALL):
         # the rank's exception, without the traceback
@@ -295,20 +294,20 @@ def sandbox(folder: Path) -> Iterator[Path]:
 
 
 def same(found: Any, expected: Any, what: str) -> None:
-    """Raise an AssertionError with both values if they differ."""
+    """Raise an AssertionError with both values if the values differ."""
     assert found == expected, f"{what}: {found!r}, and {expected!r} is right"
 
 
 def is_true(condition: Any, seen: str) -> None:
-    """Unless ``condition`` is true, raise an AssertionError with the text ``seen``, which says what was found
-    instead.
-    """
+    """If ``condition`` is false, raise an AssertionError with the text ``seen``, which says what was found instead."""
     assert condition, seen
 
 
 @contextmanager
 def raises(error: type[BaseException], what: str) -> Iterator[None]:
-    """Context that raises an AssertionError unless its body raises ``error``; ``what`` names the body."""
+    """Context that raises an AssertionError if its body does not raise ``error``. ``what`` names the body in the
+    message.
+    """
     try:
         yield
     except error:

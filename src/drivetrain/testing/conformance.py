@@ -1,4 +1,4 @@
-"""A test suite for your own accelerator.
+"""A test suite for a user's accelerator.
 
 In a test file::
 
@@ -8,8 +8,8 @@ In a test file::
     class TestMine(AcceleratorConformance):
         accelerator = MyAccelerator
 
-Each method is a test. A test is skipped, with a reason, if the accelerator does not claim its feature or if the
-hardware is missing. ``pytest -rs`` prints these reasons.
+Each method is a test. A test is skipped if the accelerator does not claim to have the tested feature, or if the
+hardware is missing. ``pytest -rs`` prints the reasons for skipped tests.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _NONSENSE: tuple[Any, ...] = ("x", "0;1", "1.5", 1.5, -7, 0, [], None, True, "10
 
 
 class AcceleratorConformance:
-    """The tests. pytest collects a subclass whose name begins with ``Test`` and that sets its accelerator.
+    """The tests. To run them, define a subclass that sets ``accelerator`` and whose name begins with ``Test``.
 
     Attributes:
-        accelerator: the class to test; its constructor must work without arguments.
+        accelerator: the class to test. Its constructor must work without arguments.
         tolerance: the allowed relative difference between the losses of a small fit on the device and on the host.
     """
 
@@ -58,18 +58,18 @@ class AcceleratorConformance:
         self.skip_unless_available()
 
     def skip_unless_available(self) -> None:
-        """Skip a test if the hardware is missing."""
+        """Skip the running test if the hardware is missing."""
         if not self.accelerator.is_available():
             pytest.skip(f"{self.accelerator.__name__} is not available here: {self.accelerator.why_unavailable()}")
 
     def claimed(self, claim: str) -> None:
-        """Skip a test if the accelerator does not claim the feature."""
+        """Skip the running test if the accelerator's attribute ``claim`` is False."""
         if not getattr(self.accelerator(), claim):
             pytest.skip(f"not claimed: {self.accelerator.__name__}.{claim} is False")
 
     @property
     def device(self) -> torch.device:
-        """The first device, after it was made the current one."""
+        """The accelerator's first device, set up as the current device."""
         accelerator = self.accelerator()
         device = accelerator.get_parallel_devices([0])[0]
         accelerator.setup_device(device)
@@ -88,7 +88,7 @@ class AcceleratorConformance:
             accelerator.teardown()
 
     def test_it_says_whether_it_is_there(self) -> None:
-        """``is_available()`` is a bool and ``why_unavailable()`` a str; neither needs an instance."""
+        """``is_available()`` returns a bool, and ``why_unavailable()`` returns a str. Neither needs an instance."""
         assert self.accelerator.is_available() is True
         assert isinstance(self.accelerator.why_unavailable(), str)
 
@@ -99,8 +99,8 @@ class AcceleratorConformance:
         assert count >= 1
 
     def test_device_numbers_are_parsed(self) -> None:
-        """``devices=1`` and ``"1"`` mean the first device, ``"auto"`` begins with this device, and a value that names
-        no device raises a ConfigurationError.
+        """``devices=1`` and ``"1"`` select the first device, and ``"auto"`` begins with it. A value that selects no
+        device raises a ConfigurationError.
         """
         for devices in (1, "1"):
             assert list(self.plan_of(devices).devices) == [self.accelerator.get_parallel_devices([0])[0]]
@@ -115,16 +115,14 @@ class AcceleratorConformance:
         return Engine(accelerator=self.accelerator(), devices=devices).plan
 
     def test_no_more_devices_than_there_are(self) -> None:
-        """If ``device_count_is_limit``, asking for one device more than ``auto_device_count()`` raises a
-        ConfigurationError.
-        """
+        """If ``device_count_is_limit`` is True, ``devices=auto_device_count() + 1`` raises a ConfigurationError."""
         self.claimed("device_count_is_limit")
         with pytest.raises(ConfigurationError):
             self.plan_of(self.accelerator.auto_device_count() + 1)
 
     def test_numbers_become_devices(self) -> None:
-        """``get_parallel_devices`` returns one ``torch.device`` per number, in the order of the numbers, all of one
-        type.
+        """``get_parallel_devices`` returns one ``torch.device`` per number, in the order of the numbers. All devices
+        have one type.
         """
         count = self.accelerator.auto_device_count()
         devices = list(self.accelerator.get_parallel_devices(list(range(count))))
@@ -136,16 +134,14 @@ class AcceleratorConformance:
             assert self.accelerator.get_parallel_devices([count - 1])[0].index == count - 1
 
     def test_a_run_is_on_its_device(self) -> None:
-        """A run's root device is the accelerator's first device, and ``autocast_device_type`` is the type of this
-        device.
-        """
+        """The root device of a run is the accelerator's first device, and ``autocast_device_type`` is its type."""
         engine = Engine(accelerator=self.accelerator(), devices=1)
         assert engine.device == self.accelerator.get_parallel_devices([0])[0]
         context = torch.autocast(engine.accelerator.autocast_device_type, dtype=torch.bfloat16)
         assert context.device == engine.device.type
 
     def test_its_figures_are_plain_numbers(self) -> None:
-        """``get_device_stats`` returns finite floats by name."""
+        """``get_device_stats`` returns a dictionary of finite floats."""
         stats = self.accelerator().get_device_stats(self.device)
         assert isinstance(stats, dict)
         for name, value in stats.items():
@@ -156,8 +152,8 @@ class AcceleratorConformance:
     # ---- tensors -------------------------------------------------------------------------------------------------
 
     def test_trees_of_tensors_move_there_and_back(self) -> None:
-        """A nested batch arrives on the device complete, and returns to the host unchanged, in every dtype that the
-        accelerator claims.
+        """A nested batch can be moved to the device and back, and is then unchanged. This is checked for each dtype
+        that the accelerator claims.
         """
         accelerator, device = self.accelerator(), self.device
         dtypes = [torch.float32, torch.int64, torch.int32, torch.uint8, torch.bool]
@@ -175,7 +171,7 @@ class AcceleratorConformance:
         assert torch.equal(move(strided, device).cpu(), strided)
 
     def test_copies_are_exact_although_their_source_is_freed(self) -> None:
-        """Batches arrive on the device unchanged, even if the host memory of each is freed as soon as its copy has been
+        """Batches arrive on the device unchanged, even if a batch's host memory is freed immediately after the copy was
         requested.
         """
         accelerator, device = self.accelerator(), self.device
@@ -202,8 +198,8 @@ class AcceleratorConformance:
         assert torch.equal(torch.rand(100, device=device).cpu(), first)
 
     def test_autocast_computes_in_bfloat16(self) -> None:
-        """Under autocast with the accelerator's device type, matrix products run in bfloat16, and parameters stay in 32
-        bits.
+        """Under autocast with the accelerator's device type, matrix products are computed in bfloat16, and parameters
+        stay in 32 bits.
         """
         self.claimed("supports_bfloat16")
         model = Engine(accelerator=self.accelerator(), devices=1, precision="bf16-mixed").setup_module(nn.Linear(4, 4))
@@ -222,8 +218,8 @@ class AcceleratorConformance:
         assert event.query()
 
     def test_memory_is_counted(self) -> None:
-        """The allocated bytes rise when a tensor is created and fall when the tensor is freed, while the peak stays; or
-        bytes and peak are unknown (``None``).
+        """The allocated bytes rise when a tensor is created and fall when the tensor is freed, and the peak does not
+        fall. An accelerator may return ``None`` for both.
         """
         accelerator, device = self.accelerator(), self.device
         if accelerator.memory_allocated(device) is None:
@@ -251,12 +247,11 @@ class AcceleratorConformance:
         torch.testing.assert_close(ours.losses, host.losses, rtol=self.tolerance, atol=self.tolerance)
         assert ours.losses[-1] < ours.losses[0]
         assert ours.seen_on == {self.accelerator.get_parallel_devices([0])[0].type}
-        # after a run, the module must be on the host again
         assert {p.device.type for p in ours.parameters()} == {HOST.type}
 
     def test_a_stopped_fit_goes_on_exactly(self, tmp_path: Path) -> None:
-        """Two epochs give the same weights, bit for bit, as one epoch and a second epoch that resumes from the
-        checkpoint of the first, with dropout on the device.
+        """One fit of two epochs gives the same weights, bit for bit, as a fit of one epoch and a resumed fit of the
+        second epoch. The module has dropout on the device.
         """
         whole = fit(self.accelerator(), tmp_path / "whole", epochs=2)
         fit(self.accelerator(), tmp_path / "parts", epochs=1)
@@ -265,7 +260,7 @@ class AcceleratorConformance:
         assert all(torch.equal(a, b) for a, b in zip(rest.parameters(), whole.parameters(), strict=True))
 
     def test_16_bit_precisions_train(self, tmp_path: Path) -> None:
-        """In each 16-bit precision that the accelerator claims, training gives finite, falling losses."""
+        """In each 16-bit precision that the accelerator claims, the losses of a fit are finite and fall."""
         claims = {"supports_bfloat16": "bf16-mixed", "supports_float16": "16-mixed"}
         wanted = [precision for claim, precision in claims.items() if getattr(self.accelerator(), claim)]
         if not wanted:
@@ -305,8 +300,8 @@ class AcceleratorConformance:
         torch.testing.assert_close(one.state_dict(), two.state_dict(), rtol=1e-4, atol=1e-5)
 
     def two_devices(self) -> None:
-        """Skip a test if there is only one device, unless devices are processes on the CPU, of which there may be any
-        number.
+        """Skip the running test if there is only one device. If the device is the CPU, several processes can share it,
+        and the test runs.
         """
         first = self.accelerator.get_parallel_devices([0])[0]
         if self.accelerator.auto_device_count() < 2 and first.index is not None:  # the CPU's device has no index
@@ -317,7 +312,7 @@ class Small(LightningModule):
     """The module that the suite trains.
 
     Args:
-        dropout: the probability of dropout, whose random numbers are drawn on the device.
+        dropout: the probability of dropout.
     """
 
     def __init__(self, dropout: float) -> None:
@@ -351,7 +346,9 @@ def fit(
     batch_size: int = 8,
     **arguments: Any,
 ) -> Small:
-    """Train and save a small regression in ``folder``, always with the same data and initial weights; return it."""
+    """Train a small regression, save it in ``folder``, and return it. The data and the initial weights are always the
+    same.
+    """
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(64, 4, generator=generator)
     loader: Any = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=batch_size, shuffle=True)

@@ -1,4 +1,4 @@
-"""Simulated devices: detect moves, syncs and wrong devices on a machine without an accelerator."""
+"""Simulated devices, which detect moves, host syncs and wrong devices on a machine without an accelerator."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from drivetrain.testing.record import Record
 
 _COUNT = "DRIVETRAIN_FAKE_DEVICES"
 
-_machine: Machine | None = None  # the running recording, of which there is at most one
+_machine: Machine | None = None  # the simulation of the running recording, if there is one
 
 
 class FakeAccelerator(Accelerator):
-    """Simulated devices that compute on the CPU, with the same bits as ``accelerator="cpu"``.
+    """Simulated devices that compute on the CPU, with exactly the results of ``accelerator="cpu"``.
 
     ::
 
@@ -37,30 +37,30 @@ class FakeAccelerator(Accelerator):
         assert not [sync for sync in record.syncs if sync.step > 0]
         print(record)
 
-    The devices are ``torch.device("cpu", 0)``, ``torch.device("cpu", 1)`` and so on; there is one, unless
+    The devices are ``torch.device("cpu", 0)``, ``torch.device("cpu", 1)`` and so on. By default there is one device.
     :func:`fake_devices` or the environment variable ``DRIVETRAIN_FAKE_DEVICES`` sets another number. Outside of a
-    recording these devices behave as the plain CPU. In a recording, ``tensor.device`` tells the devices apart, and
-    moving a tensor makes a real copy. Operations that would fail with GPUs fail: with tensors of two devices, with
-    tensors of a device and of the host, with a missing device, and ``numpy()`` of a tensor on a device. A recording
-    belongs to one thread, so each process of a job must enter its own recording.
+    recording, these devices behave as the plain CPU. In a recording, ``tensor.device`` is a tensor's simulated device,
+    and moving a tensor copies it. Operations that would fail with GPUs fail, too: with tensors on two devices, with
+    tensors on a device and on the host, with a device that does not exist, and ``numpy()`` of a tensor on a device. A
+    recording belongs to one thread, so each process of a job must enter a recording.
 
-    ``accelerator="fake"`` works, but is not in the list of accelerators, because it is for tests.
+    ``accelerator="fake"`` is for tests, and is therefore not in the list of accelerators.
     """
 
     device_count_is_limit = True
 
     @property
     def supports_pinned_memory(self) -> bool:  # type: ignore[override]  # there an attribute
-        """Whether pinned memory is supported: only in a recording, which simulates it."""
+        """Whether a recording, which simulates pinned memory, is running."""
         return _machine is not None
 
     @staticmethod
     def parse_devices(devices: Any) -> list[int]:
-        """n selects the first n devices, -1 all, and ``[i, j]`` or ``"i,j"`` the devices with these numbers; a string
-        of digits is a count.
+        """Return the numbers of the selected devices. ``n`` or ``"n"`` selects the first n devices, -1 selects all, and
+        ``[i, j]`` or ``"i,j"`` selects the devices i and j.
 
         Raises:
-            ConfigurationError: ``devices`` selects no device, a device twice, or a device that is not simulated.
+            ConfigurationError: ``devices`` selects no device, the same device twice, or a device that is not simulated.
         """
         try:
             return parse_indices(devices, _count())
@@ -77,11 +77,11 @@ class FakeAccelerator(Accelerator):
 
     @staticmethod
     def is_available() -> bool:
-        """Return True, unless ``fake_devices(0)`` is active."""
+        """Return True if there is at least one simulated device."""
         return _count() > 0
 
     def get_device_stats(self, device: torch.device) -> dict[str, float]:
-        """Return the current and the peak bytes of tensors on a device, under the names that CUDA's allocator uses."""
+        """Return the current and the peak bytes of the tensors on a device, under the names of CUDA's allocator."""
         if _machine is None:
             return {}
         record = _machine.record
@@ -114,16 +114,16 @@ class FakeAccelerator(Accelerator):
     @staticmethod
     @contextmanager
     def recording(devices: int | None = None) -> Iterator[Record]:
-        """Context that simulates devices in this thread and records moves, syncs and steps.
+        """Context that simulates devices in this thread, and records moves, host syncs and optimizer steps.
 
-        All tensors that exist when the block begins are on the host. After the block, all tensors are on the host
-        again.
+        All existing tensors are on the host at the beginning of the context, and all tensors are on the host after its
+        end.
 
         Args:
-            devices: the number of devices; ``None``: as many as outside of the recording.
+            devices: the number of devices, by default the number outside of the recording.
 
         Returns:
-            Yields the record, which grows during the block and can be read afterwards.
+            A context that yields the record. The record can still be read after the end of the context.
 
         Raises:
             ConfigurationError: another recording is running.
@@ -149,10 +149,10 @@ class FakeAccelerator(Accelerator):
 
 @contextmanager
 def fake_devices(count: int) -> Iterator[None]:
-    """Context with ``count`` simulated devices, in this process and in processes that it starts.
+    """Context with ``count`` simulated devices, in this process and in processes that this process starts.
 
     Raises:
-        ConfigurationError: ``count`` is not a number of devices.
+        ConfigurationError: ``count`` is negative or no int.
     """
     if not is_count(count):
         raise ConfigurationError(f"fake_devices({shown(count)}): that is no number of devices. Write fake_devices(2).")
@@ -183,7 +183,7 @@ def _stop() -> None:
 
 @contextmanager
 def _steps_noted(machine: Machine) -> Iterator[None]:
-    """Record optimizer steps. If the optimizer's class calls ``super().step()``, only one step is counted."""
+    """Context that records optimizer steps. A step that calls ``super().step()`` is recorded once."""
     running: dict[int, int] = {}
 
     def begins(optimizer: Optimizer, *_: Any) -> None:
@@ -204,8 +204,8 @@ def _steps_noted(machine: Machine) -> Iterator[None]:
 
 @contextmanager
 def _replaced(owner: Any, name: str, wrapper: Callable[..., Any]) -> Iterator[None]:
-    """Context in which calls of the function ``name`` of ``owner`` go to ``wrapper(function, ...)``, if ``owner`` has
-    this function.
+    """Context in which ``wrapper`` replaces the function ``name`` of ``owner``. The wrapper's first argument is the
+    replaced function.
     """
     original = getattr(owner, name, None)
     if original is None:  # not every version of torch has the function
@@ -219,23 +219,23 @@ def _replaced(owner: Any, name: str, wrapper: Callable[..., Any]) -> Iterator[No
 
 
 def _seen_by(calls: CallMode, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run ``function`` so that the mode ``calls`` sees the function's calls of torch. The backward pass needs this for
-    hooks on gradients and for recomputation.
+    """Run ``function`` in the mode ``calls``, which then sees the function's calls of torch. The backward pass needs
+    this for hooks on gradients and for recomputation.
     """
     with calls:
         return function(*args, **kwargs)
 
 
 def _hooks_seen_by(calls: CallMode, push: Callable[..., None], *hooks: Callable[[Any], Any]) -> None:
-    """Install hooks on saved tensors, as activation checkpointing and offloading do, so that the mode ``calls`` sees
-    the hooks' calls of torch.
+    """Install hooks on saved tensors. The mode ``calls`` will see the hooks' calls of torch. Activation checkpointing
+    and offloading use such hooks.
     """
     push(*(functools.partial(_seen_by, calls, hook) for hook in hooks))
 
 
 def _grouped(group: Callable[..., Any], lists: Any, with_indices: bool = False) -> Any:
-    """Group tensors by device. Optimizers and clipping call this function in place of torch's own, whose calls no mode
-    sees.
+    """Group tensors by simulated device. Optimizers and clipping call this function instead of torch's function, which
+    does not know simulated devices.
     """
     first: Sequence[Any] = next((column for column in lists if column), [])
     members: dict[Place, list[int]] = {}
@@ -256,8 +256,10 @@ def _grouped(group: Callable[..., Any], lists: Any, with_indices: bool = False) 
 
 @functools.cache
 def _let_torch_load() -> None:
-    """Support ``torch.load(map_location=torch.device("cpu", 0))``, and record what ``torch.save`` reads."""
-    # priority 5, so that these functions are asked before torch's own for the CPU, which have priority 10
+    """Support ``torch.load(map_location=torch.device("cpu", 0))``, and record from which devices ``torch.save``
+    reads.
+    """
+    # priority 5, because torch's functions for the CPU have the priority 10, and the lowest priority comes first
     torch.serialization.register_package(5, _saved, _loaded)
 
 

@@ -1,4 +1,4 @@
-"""Check a group of ranks that communicates through a library of its own."""
+"""Check a user's process group, which communicates through another library than torch.distributed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from drivetrain.strategies.group import Group
 
 
 def check_group(group: Group) -> None:
-    """Call every method of ``group`` with numbers that differ between ranks. All ranks of the group must call this
-    function at the same time.
+    """Call every method of ``group``, and check the results. All ranks of the group must call this function at the same
+    time.
 
     Raises:
-        AssertionError: a method's result violates the contract; the message names the call.
+        AssertionError: a result violates the contract. The message names the method.
     """
     ranks, rank = list(group.ranks), group.rank
     first, last = ranks[0], ranks[-1]

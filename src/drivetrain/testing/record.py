@@ -1,4 +1,4 @@
-"""The record of simulated devices: moves, host syncs, optimizer steps, and bytes on each device."""
+"""What a simulation of devices records: moves, host syncs, optimizer steps, and the bytes on each device."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Event:
 
     Attributes:
         step: the number of earlier optimizer steps.
-        line: the line outside torch and drivetrain that caused the event: ``"train.py:14 in training_step"``.
-        through: the line of drivetrain that called torch, or "" if the program called torch directly.
+        line: the line outside torch and drivetrain that caused the event, such as ``"train.py:14 in training_step"``.
+        through: the line of drivetrain that called torch, or "" if ``line`` called torch directly.
     """
 
     step: int
@@ -27,14 +27,14 @@ class Event:
 
 @dataclass(frozen=True)
 class Move(Event):
-    """A tensor was copied from one place to another.
+    """A tensor was copied from one device to another device, or from or to the host.
 
     Attributes:
-        source, target: a device's number, or ``None`` for the host.
+        source, target: the device's number, or ``None`` for the host.
         bytes: the number of bytes.
-        blocking: whether the program had to wait for the copy; always false between two devices.
-        pinned: whether the tensor was copied from pinned memory of the host. On real hardware, a copy from memory that
-            is not pinned waits, even with ``non_blocking``, until the host has copied the tensor into pinned memory.
+        blocking: False if the move was made with ``non_blocking``.
+        pinned: whether the source was in pinned memory of the host. From other memory of the host, real hardware blocks
+            even with ``non_blocking``, until the host has copied the tensor to pinned memory.
     """
 
     source: Place
@@ -46,11 +46,11 @@ class Move(Event):
 
 @dataclass(frozen=True)
 class Sync(Event):
-    """The host had to wait for a device: a value was read, or a copy was made without ``non_blocking``.
+    """The host had to wait for a device, because it read a value, or because a copy was made without ``non_blocking``.
 
     Attributes:
-        what: the called function, such as "item".
-        device: its number.
+        what: the name of the called function, such as "item".
+        device: the device's number.
     """
 
     what: str
@@ -59,11 +59,11 @@ class Sync(Event):
 
 @dataclass(frozen=True)
 class Step(Event):
-    """An optimizer has stepped.
+    """An optimizer has made a step.
 
     Attributes:
-        optimizer: the name of its class.
-        devices: the devices of its parameters, ``None`` for the host.
+        optimizer: the name of the optimizer's class.
+        devices: the devices of the optimizer's parameters. ``None`` is the host.
     """
 
     optimizer: str
@@ -72,10 +72,10 @@ class Step(Event):
 
 @dataclass
 class Record:
-    """The events on the simulated devices, in order. ``print(record)`` prints a summary.
+    """The events on the simulated devices. ``print(record)`` prints a summary.
 
     Attributes:
-        moves, syncs, steps: the events of each kind, oldest first.
+        moves, syncs, steps: the events of each kind, the oldest first.
     """
 
     moves: list[Move] = field(default_factory=list)
@@ -84,7 +84,9 @@ class Record:
     _places: Places = field(default_factory=lambda: Places(1), repr=False)
 
     def bytes_alive(self, device: int | torch.device = 0) -> int:
-        """Return the bytes of all tensors on ``device`` now; temporary memory inside operations is not included."""
+        """Return the bytes of all tensors that are on ``device`` now. Temporary memory inside operations is not
+        included.
+        """
         return self._places.alive[self._places.check(device)]
 
     def peak_bytes(self, device: int | torch.device = 0) -> int:
@@ -97,7 +99,7 @@ class Record:
         self._places.peak[index] = self._places.alive[index]
 
     def clear(self) -> None:
-        """Remove the moves, syncs and steps so far."""
+        """Remove all recorded moves, syncs and steps."""
         self.moves.clear()
         self.syncs.clear()
         self.steps.clear()

@@ -1,4 +1,4 @@
-"""A test suite for your own strategy.
+"""A test suite for a user's strategy.
 
 In a test file::
 
@@ -8,7 +8,7 @@ In a test file::
     class TestMine(StrategyConformance):
         strategy = MyStrategy
 
-Each method is a test. With ``devices = 2`` the tests run in two processes, which the suite starts once.
+Each method is a test. With ``devices = 2`` the tests run in two processes.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _IN_A_STEP = {"training_step", "backward", "pre_backward", "post_backward", "zer
 
 
 def runs_on_every_rank(suite: type) -> type:
-    """Class decorator: make each test of a suite run on every rank; each test gets an empty folder."""
+    """Class decorator: run each test of a suite on every rank, with an empty folder."""
     for name, row in list(vars(suite).items()):
         if name.startswith("test_"):
             setattr(suite, name, needs_every_rank(row))
@@ -71,7 +71,7 @@ def runs_on_every_rank(suite: type) -> type:
 
 
 def needs_every_rank(row: Callable[[Any, Path], None]) -> Any:
-    """Wrap a method in a test that runs it on every rank; ``test.row`` is the method itself."""
+    """Return a test that runs the method ``row`` on every rank. ``test.row`` is this method."""
 
     def test(self: StrategyConformance, tmp_path: Path) -> None:
         self._ranks.run(row.__name__, tmp_path)
@@ -83,18 +83,18 @@ def needs_every_rank(row: Callable[[Any, Path], None]) -> Any:
 
 @runs_on_every_rank
 class StrategyConformance:
-    """The tests. pytest collects a subclass whose name begins with ``Test`` and that sets its strategy.
+    """The tests. To run them, define a subclass that sets ``strategy`` and whose name begins with ``Test``.
 
     Attributes:
-        strategy: creates the strategy to test: its class, or a function without arguments.
-        devices: the number of processes; each process trains on its own part of the data.
+        strategy: the strategy's class, or a function without arguments that returns a strategy.
+        devices: the number of processes. Each process trains on a different part of the data.
         replicas: the number of devices per process, for a strategy with ``drives_all_devices``.
-        accelerator: the Trainer's argument.
-        precision: the Trainer's argument; "32-true" for devices without float64.
-        tolerance: the allowed relative and absolute difference from a plain loop on the host.
-        resumes_bit_by_bit: whether a resumed run must equal an uninterrupted run bit for bit. If it is False, for
-            example because a compiler rounds differently when it compiles a step in other parts, ``tolerance`` is the
-            limit.
+        accelerator: the Trainer's argument of this name.
+        precision: the Trainer's argument of this name. Set "32-true" for devices without float64.
+        tolerance: the allowed relative and absolute difference between results of the strategy and results of a plain
+            loop on the host.
+        resumes_bit_by_bit: whether a resumed run must equal an uninterrupted run bit for bit. If False, ``tolerance``
+            is the allowed difference. A compiler, for example, may round differently after a run has resumed.
     """
 
     strategy: ClassVar[Callable[[], Strategy]]
@@ -109,7 +109,7 @@ class StrategyConformance:
 
     @classmethod
     def setup_class(cls) -> None:
-        """Prepare the processes for all tests."""
+        """Prepare the processes in which the tests run."""
         cls._ranks = Ranks(cls, cls.devices)
 
     @classmethod
@@ -124,9 +124,9 @@ class StrategyConformance:
         return type(self).strategy()
 
     def trainer(self, strategy: Strategy | None = None, **arguments: Any) -> Trainer:
-        """Return a Trainer without output, with the strategy and two epochs."""
+        """Return a Trainer that trains two epochs with the strategy, without output."""
         strategy = strategy or self.make()
-        # For a strategy that drives all devices from one process, each process counts as one machine.
+        # If a strategy drives all devices from one process, each process counts as a machine.
         devices, nodes = (self.replicas, self.devices) if strategy.facts.drives_all_devices else (self.devices, 1)
         usual: dict[str, Any] = {
             "strategy": strategy, "accelerator": self.accelerator, "devices": devices, "num_nodes": nodes,
@@ -135,11 +135,11 @@ class StrategyConformance:
         return Trainer(**{**usual, **arguments})
 
     def loader(self, batches: int = BATCHES) -> Any:
-        """Return a loader of ``batches`` batches, each of which is this rank's part of a global batch."""
+        """Return a loader of ``batches`` batches. Each batch is this rank's part of a global batch."""
         return DataLoader(data(batches), batch_size=GLOBAL_BATCH // self.devices)
 
     def fit(self, module: Small, trainer: Trainer | None = None, **arguments: Any) -> dict[str, Any]:
-        """Train ``module``; return the results, which are the same on every rank."""
+        """Train ``module``, and return the results, which are the same on every rank."""
         ckpt_path = arguments.pop("ckpt_path", None)
         trainer = trainer or self.trainer(**arguments)
         trainer.fit(module, self.loader(), self.loader(2), ckpt_path=ckpt_path)
@@ -151,11 +151,11 @@ class StrategyConformance:
         }
 
     def plain_loop(self, **arguments: Any) -> dict[str, Any]:
-        """Return the results of :meth:`fit`, computed by a loop over global batches on the host."""
+        """Return the expected results of :meth:`fit`, which a plain loop over global batches computes on the host."""
         return plain_loop(self.plain_module, **arguments)
 
     def plain_module(self, kind: str = "plain") -> Small:
-        """Return the module to train, on the host and in the precision's dtype."""
+        """Return a module on the host in the dtype of the precision."""
         return Small(kind).to(torch.float64 if self.precision == "64-true" else torch.float32)
 
     def near(self, one: Any, other: Any) -> None:
@@ -171,24 +171,26 @@ class StrategyConformance:
     # ---- training ------------------------------------------------------------------------------------------------
 
     def test_it_trains_like_the_plain_loop(self, folder: Path) -> None:
-        """Weights, losses, gradients and optimizer state equal those of a loop over the global batches."""
+        """A fit gives the weights, losses, gradients and optimizer state of a plain loop over the global batches."""
         self.compare(self.fit(Small()), self.plain_loop())
 
     def test_it_accumulates(self, folder: Path) -> None:
-        """An optimizer step's gradient is the mean over the step's batches, even if an epoch's last step has fewer."""
+        """A step's gradient is the mean over the step's batches, even if the last step of an epoch has fewer
+        batches.
+        """
         self.compare(self.fit(Small(), accumulate_grad_batches=4), self.plain_loop(accumulate=4))
 
     def test_it_weighs_losses(self, folder: Path) -> None:
-        """With weighted losses, an optimizer step's gradient is the weighted mean over the step's batches and ranks."""
+        """With weighted losses, a step's gradient is the weighted mean over all ranks and over the step's batches."""
         found = self.fit(Small("weighted"), accumulate_grad_batches=4)
         self.compare(found, self.plain_loop(accumulate=4, kind="weighted"))
 
     def test_the_length_of_a_window_does_not_matter(self, folder: Path) -> None:
-        """With weighted losses, a step over two batches has the gradient of a step that gets each of the two twice.
+        """With weighted losses, a step over two batches has the gradient of a step over these batches and their copies.
 
-        This fails if a strategy keeps a residual of earlier steps in a unit that depends on the number of batches.
-        ``tolerance`` is not used, because a lossy exchange rounds the two gradients alike, up to the exact factor of 2
-        between them.
+        This fails if a strategy adds a residual of earlier steps, and the residual's unit depends on the number of
+        batches. ``tolerance`` is not used, because even a lossy exchange rounds the two gradients in the same way, up
+        to an exact factor of 2.
         """
         gradients = []
         for order in ([0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 4, 5, 5]):
@@ -200,7 +202,7 @@ class StrategyConformance:
         torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
 
     def test_all_ranks_start_with_the_weights_of_rank_0(self, folder: Path) -> None:
-        """If the initial weights of the module differ between processes, all ranks train from those of rank 0."""
+        """If the initial weights of the module differ between ranks, all ranks train from the weights of rank 0."""
         module = Small()
         if self.trainer().global_rank:
             with torch.no_grad():
@@ -216,23 +218,25 @@ class StrategyConformance:
             self.compare(found, self.plain_loop(accumulate=4, clip=(algorithm, limit)))
 
     def test_the_optimizer_steps_the_gradients_that_hooks_see(self, folder: Path) -> None:
-        """All ranks see the same gradient in ``on_before_optimizer_step``; this gradient is clipped, and the optimizer
-        steps with the result.
+        """All ranks see the same gradient in ``on_before_optimizer_step``. The optimizer steps with this gradient after
+        clipping it.
 
-        ``tolerance`` is not used, because a lossy exchange has already rounded the gradients that this hook sees.
+        ``tolerance`` is not used, because this hook sees gradients after a lossy exchange has rounded them.
         """
         trainer = self.trainer(accumulate_grad_batches=4, gradient_clip_val=0.05)
         self.check_stepped(self.fit(Small(), trainer), trainer.strategy)
 
     def check_stepped(self, found: dict[str, Any], strategy: Strategy) -> None:
-        """Compare gradients between ranks, and the weights with those that these gradients, clipped to 0.05, give."""
+        """Check that all ranks have these gradients, and that steps with the gradients, clipped to 0.05, give the
+        weights.
+        """
         for gradients in strategy.world.gather_objects(found["gradients"]):
             torch.testing.assert_close(gradients, found["gradients"], msg=lambda text: f"{_LATE} {text}")
         expected = stepped(self.plain_module(), found["gradients"], ("norm", 0.05))
         torch.testing.assert_close({name: found[name] for name in expected}, expected)
 
     def test_manual_optimization_works(self, folder: Path) -> None:
-        """Manual optimization trains like the plain loop, or is refused."""
+        """Manual optimization trains like the plain loop, or raises a NotSupportedError."""
         refused = "automatic_optimization"
         try:
             self.compare(self.fit(Small("manual")), self.plain_loop())
@@ -241,11 +245,11 @@ class StrategyConformance:
         assert "automatic_optimization" in refused, f"manual optimization is refused without its name: {refused}"
 
     def test_a_verb_that_only_calls_super_changes_nothing(self, folder: Path) -> None:
-        """If overridden methods of the strategy's step, one or all, only call ``super()``, no number changes."""
+        """If one or all methods of the strategy's step are overridden and only call ``super()``, no result changes."""
         arguments: dict[str, Any] = {"max_epochs": 1, "limit_train_batches": 4, "limit_val_batches": 0}
         arguments |= {"accumulate_grad_batches": 2, "gradient_clip_val": 0.05}
         expected = self.fit(Small("weighted"), self.trainer(**arguments))
-        limit = min(self.tolerance, 1e-4)  # small even for a lossy strategy, which rounds alike in both fits
+        limit = min(self.tolerance, 1e-4)  # small even for a lossy strategy, which rounds in the same way in both fits
         for verbs in (_VERBS, *([verb] for verb in _VERBS)):
             called: set[str] = set()
             strategy = passing_on(self.make(), verbs, called)
@@ -259,7 +263,7 @@ class StrategyConformance:
                 assert called >= _IN_A_STEP, f"overridden and not called: {', '.join(sorted(_IN_A_STEP - called))}"
 
     def test_hooks_inside_a_step_are_called_or_refused(self, folder: Path) -> None:
-        """If a module overrides a hook inside the step, this hook is called, or the set-up refuses it with an error."""
+        """If a module overrides a hook of the step, the hook is called, or the set-up raises a ConfigurationError."""
         for hook in sorted(HOOKS_IN_A_STEP):
             module, refused = hooked(hook), ""
             try:
@@ -271,7 +275,7 @@ class StrategyConformance:
     # ---- evaluation ----------------------------------------------------------------------------------------------
 
     def test_it_evaluates(self, folder: Path) -> None:
-        """Validation inside and outside a fit, testing and prediction give the results of the trained weights."""
+        """Validation in and after a fit, testing and prediction give the results of the trained weights."""
         module, trainer = Small(), self.trainer(max_epochs=1)
         self.fit(module, trainer)
         in_fit = float(trainer.callback_metrics["loss"])
@@ -293,14 +297,14 @@ class StrategyConformance:
             same(predictions, [], "predictions on other ranks than 0")
 
     def reference_of(self, module: Small) -> Small:
-        """Return a plain module on the host with the weights of ``module``; every rank must call this method."""
+        """Return a plain module on the host with the weights of ``module``. Every rank must call this method."""
         plain = self.plain_module()
         plain.load_state_dict(whole(dict(module.named_parameters())))
         return plain
 
     def test_it_trains_a_module_that_it_has_evaluated(self, folder: Path) -> None:
-        """Validation is in inference mode if ``allows_inference_mode`` is True, and training after the validation
-        works.
+        """Validation runs in inference mode if ``allows_inference_mode`` is True. A module can be trained
+        afterwards.
         """
         module, trainer = Small(), self.trainer()
         trainer.validate(module, self.loader(2), verbose=False)
@@ -310,7 +314,7 @@ class StrategyConformance:
     # ---- saving and resuming -------------------------------------------------------------------------------------
 
     def test_it_resumes_exactly(self, folder: Path) -> None:
-        """A run that is resumed after an epoch, inside one, or inside an optimizer step equals an uninterrupted run."""
+        """A run that resumes after an epoch, in an epoch, or in an optimizer step equals an uninterrupted run."""
         for at, accumulate in ((6, 1), (9, 1), (9, 4)):
             file = folder / f"{at}-{accumulate}.ckpt"
             arguments: dict[str, Any] = {"accumulate_grad_batches": accumulate}
@@ -319,7 +323,7 @@ class StrategyConformance:
             self.check_resumed(resumed, uninterrupted, at)
 
     def check_resumed(self, resumed: dict[str, Any], uninterrupted: dict[str, Any], at: int) -> None:
-        """Compare a run that was resumed after ``at`` batches with one that was not interrupted."""
+        """Compare a run that was resumed after ``at`` batches with an uninterrupted run."""
         same(len(resumed["losses"]), 2 * BATCHES - at, "batches of the resumed run")
         limit = 0 if self.resumes_bit_by_bit else self.tolerance
         torch.testing.assert_close(resumed["losses"], uninterrupted["losses"][at:], rtol=limit, atol=limit)
@@ -327,9 +331,7 @@ class StrategyConformance:
             torch.testing.assert_close(resumed[part], uninterrupted[part], rtol=limit, atol=limit)
 
     def test_its_files_are_those_of_a_plain_module(self, folder: Path) -> None:
-        """A checkpoint contains complete tensors under the module's own names, and a plain module can load the
-        checkpoint.
-        """
+        """A checkpoint contains complete tensors under the module's names, and a plain module can load them."""
         module, trainer = Small(), self.trainer(max_epochs=1)
         found = self.fit(module, trainer)
         trainer.save_checkpoint(folder / "one.ckpt")
@@ -344,7 +346,7 @@ class StrategyConformance:
     # ---- a user's loop -------------------------------------------------------------------------------------------
 
     def fit_by_engine(self, saves: Path | None = None, resumes: Path | None = None) -> tuple[dict[str, Any], Strategy]:
-        """Train in an Engine's loop, a step for every two batches: one epoch, a save, and another epoch."""
+        """Train with an Engine: one epoch, a save, and a second epoch. A step has two batches."""
         strategy = self.make()
         plan = self.trainer(strategy).plan
         engine = Engine(plan=plan)
@@ -369,13 +371,13 @@ class StrategyConformance:
         return {**found, "gradients": module.gradients, "steps": len(module.gradients)}, strategy
 
     def test_an_engine_trains_like_the_plain_loop(self, folder: Path) -> None:
-        """In an Engine's loop, accumulated gradients are exchanged, visible, clipped and used as in a Trainer."""
+        """A loop that uses an Engine exchanges, clips and uses accumulated gradients as the Trainer does."""
         found, strategy = self.fit_by_engine()
         self.compare(found, self.plain_loop(accumulate=2, clip=("norm", 0.05)))
         self.check_stepped(found, strategy)
 
     def test_an_engine_resumes_exactly(self, folder: Path) -> None:
-        """A loop that resumes from a file of ``Engine.save`` equals an uninterrupted loop."""
+        """A loop that resumes from a checkpoint of ``Engine.save`` equals an uninterrupted loop."""
         uninterrupted, _ = self.fit_by_engine(saves=folder / "engine.ckpt")
         resumed, _ = self.fit_by_engine(resumes=folder / "engine.ckpt")
         self.check_resumed(resumed, uninterrupted, BATCHES)
@@ -383,7 +385,7 @@ class StrategyConformance:
     # ---- ranks ---------------------------------------------------------------------------------------------------
 
     def test_it_knows_its_ranks(self, folder: Path) -> None:
-        """Ranks and sizes are those of the job, and the strategy declares ``is_distributed``."""
+        """The strategy has the job's ranks and sizes. ``is_distributed`` is True if there are several processes."""
         trainer = self.trainer()
         trainer.validate(Small(), self.loader(2), verbose=False)
         strategy = trainer.strategy
@@ -400,7 +402,7 @@ class StrategyConformance:
             check_group(group)
 
     def test_ranks_exchange_values(self, folder: Path) -> None:
-        """Collectives return the right values on every rank, and with one process each collective returns its input."""
+        """Collectives return the right values on every rank. With one process, a collective returns its input."""
         trainer = self.trainer()
         trainer.validate(Small(), self.loader(2), verbose=False)
         strategy, size = trainer.strategy, self.devices
@@ -423,7 +425,7 @@ class StrategyConformance:
     # ---- life ----------------------------------------------------------------------------------------------------
 
     def test_a_run_gives_the_module_back(self, folder: Path) -> None:
-        """After a run, on every rank, the module is on the host, can be used, and can be trained again."""
+        """After a run the module is on the host on every rank, can be called, and can be trained again."""
         module, trainer = Small(), self.trainer(max_epochs=1)
         self.fit(module, trainer)
         same({parameter.device.type for parameter in module.parameters()}, {HOST.type}, "device after the run")
@@ -435,13 +437,13 @@ class StrategyConformance:
         same(len(module.losses), 2 * BATCHES * self.replicas, "batches of both runs")
 
     def test_it_can_be_torn_down_at_any_time(self, folder: Path) -> None:
-        """``teardown`` works before anything is set up, and a second ``teardown`` works, too."""
+        """``teardown`` works before the set-up, and can be called twice."""
         strategy = self.trainer().strategy
         strategy.teardown()
         strategy.teardown()
 
     def test_an_error_in_a_step_is_what_the_caller_sees(self, folder: Path) -> None:
-        """An exception in a step reaches fit's caller, the strategy's hook is called, and the next run works."""
+        """An exception in a step reaches the caller of ``fit`` and calls ``on_exception``, and the next run works."""
         heard: list[BaseException] = []
         strategy = self.make()
         strategy.on_exception = heard.append  # type: ignore[assignment]
@@ -451,9 +453,7 @@ class StrategyConformance:
         self.compare(self.fit(Small()), self.plain_loop())
 
     def test_a_copy_of_it_trains(self, folder: Path) -> None:
-        """The strategy can be pickled for a new process, also after training; the unpickled copy trains as the original
-        does.
-        """
+        """The strategy can be pickled. The unpickled copy trains as the original does."""
         strategy = self.make()
         fresh = pickle.loads(pickle.dumps(strategy))
         same(type(fresh), type(strategy), "class of the copy")
@@ -464,14 +464,14 @@ class StrategyConformance:
 
 
 def everyones_mean(strategy: Strategy, losses: list[Tensor], replicas: int = 1) -> Tensor:
-    """Return the mean of each loss over ranks and replicas, which all have equally large parts of a global batch."""
+    """Return the mean of each loss over all ranks and replicas, whose parts of a global batch have the same size."""
     here = torch.stack([loss.cpu() for loss in losses]) if losses else torch.zeros(0)
     here = here.reshape(-1, replicas).mean(1)
     return torch.stack(strategy.world.gather_objects(here)).mean(0)
 
 
 def passing_on(strategy: Strategy, verbs: list[str], called: set[str]) -> Strategy:
-    """Change the class of ``strategy`` to a subclass whose methods ``verbs`` record each call and call ``super()``."""
+    """Change the class of ``strategy`` to a subclass. Its methods ``verbs`` record their calls and call ``super()``."""
     own = type(strategy)
 
     def override(name: str) -> Any:
@@ -487,7 +487,7 @@ def passing_on(strategy: Strategy, verbs: list[str], called: set[str]) -> Strate
 
 
 def hooked(hook: str) -> Small:
-    """Return a module that overrides ``hook`` to record its calls."""
+    """Return a module that overrides ``hook`` and records its calls."""
 
     def override(self: Any, *args: Any, **kwargs: Any) -> Any:
         self.called.add(hook)

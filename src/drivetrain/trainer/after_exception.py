@@ -1,4 +1,4 @@
-"""Save a checkpoint of a fit that ends with an exception; if there are several ranks, they do not communicate."""
+"""Saves a checkpoint of a fit that ends with an exception, without communication between ranks."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from drivetrain.trainer.shown import saving
 
 
 def save_after_exception(trainer: Any, path: str, weights_only: bool = False) -> str:
-    """Save the checkpoint ``path`` when a fit ends with an exception. The ranks call no collectives, because a dead
-    rank would block the other ranks in a collective.
+    """Save the checkpoint ``path`` when a fit ends with an exception. No rank calls a collective, because a dead rank
+    would block the other ranks in the collective.
 
-    Each rank writes its part beside ``path``, under a name derived from its position in the fit. The rank that finds
-    the parts of all others completes ``path``; until then, the previous file stays at ``path``.
+    Each rank writes its part of the checkpoint to a file beside ``path``. The name of this file depends on the rank's
+    position in the fit. The first rank that finds the files of all other ranks writes ``path``; before this, the
+    previous checkpoint stays at ``path``.
 
     Args:
         trainer: the Trainer of the fit.
-        path: the path of the checkpoint, the same on all ranks.
-        weights_only: leave out what is only needed to resume.
+        path: the path of the checkpoint, equal on all ranks.
+        weights_only: leave out the state that only a resumed fit needs.
 
     Returns:
         A sentence for the log.
@@ -49,12 +50,14 @@ def save_after_exception(trainer: Any, path: str, weights_only: bool = False) ->
             "The last rank completes it; if one of them is dead, the newest complete checkpoint stays."
         )
     if strategy.global_rank != 0 and (what == "shards" or not weights_only):
-        any_rank_info(f"Saved {path}, {how}.")  # otherwise, a callback of rank 0 logs the returned sentence
+        any_rank_info(f"Saved {path}, {how}.")  # for rank 0, a callback logs the returned sentence
     return f"Saved {path}, {how}."
 
 
 def _save_replica(trainer: Any, path: str, weights_only: bool) -> str:
-    """Save ``path`` as a file, and each rank's part in a file beside it; return which file is missing, or ""."""
+    """Save the checkpoint ``path`` as a file; each other rank writes its part to a file beside ``path``. Return the
+    name of a missing file, or "".
+    """
     strategy, store = trainer.strategy, trainer.strategy.checkpoint_io
     state = dump(trainer, weights_only)
     if weights_only:
@@ -72,7 +75,7 @@ def _save_replica(trainer: Any, path: str, weights_only: bool) -> str:
     wait_for(store, own)
     missing = next((each for each in (*parts, begun) if not store.exists(each)), "")
     if missing:
-        # this rank's part exists no longer because another rank has completed the checkpoint
+        # If this rank's file is gone, another rank has completed the checkpoint.
         return "" if missing == own else missing
     try:
         rank_files.finish(store, begun, path)
@@ -89,7 +92,7 @@ def _parts(strategy: Strategy, path: str, save_id: str) -> list[str]:
 
 
 def _save_shards(trainer: Any, path: str, weights_only: bool) -> str:
-    """Save ``path`` as a folder with each rank's shards; return what is missing, or ""."""
+    """Save the checkpoint ``path`` as a folder with each rank's shards; return the name of a missing file, or ""."""
     strategy, store = trainer.strategy, trainer.strategy.checkpoint_io
     state = dump(trainer, weights_only)
     save_id = _place_of(trainer, state)
@@ -108,8 +111,8 @@ def _save_shards(trainer: Any, path: str, weights_only: bool) -> str:
 def _place_of(trainer: Any, state: dict[str, Any]) -> str:
     """Return eight digits that are equal on all ranks at the same position of this fit.
 
-    If the run compares the ranks' states, the digits depend on the state, too, so that ranks with different states
-    cannot complete a checkpoint together.
+    If the run compares the ranks' states, the digits also depend on the state. Ranks with different states then cannot
+    complete a checkpoint together.
     """
     place = state.get("loops", {}).get("drivetrain", {})
     counters = [place.get(name) for name in ("current_epoch", "batches_done", "global_step")]

@@ -1,4 +1,4 @@
-"""Create a run's callbacks and loggers, and check that module, hooks and loaders support the requested run."""
+"""Creates a run's callbacks and loggers, and checks that module, hooks and loaders support the requested run."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _POSITIONS = {"first": 0, "any": 1, "last": 2}
 
 
 def callbacks_of(settings: Settings, environment: ClusterEnvironment) -> list[Callback]:
-    """Return the caller's callbacks and the default ones, in the order in which they run.
+    """Return the caller's callbacks and the default callbacks, in the order in which the Trainer calls them.
 
     Raises:
         ConfigurationError: an item is not a callback, or a callback contradicts an ``enable_...`` argument.
@@ -64,10 +64,10 @@ def callbacks_of(settings: Settings, environment: ClusterEnvironment) -> list[Ca
 
 @supplied
 def with_defaults(given: Sequence[Callback], settings: Settings, environment: ClusterEnvironment) -> list[Callback]:
-    """Return the callbacks that were passed and the default ones.
+    """Return the passed callbacks and the default callbacks.
 
     Raises:
-        ConfigurationError: a callback that was passed contradicts an argument of the Trainer.
+        ConfigurationError: a passed callback contradicts an argument of the Trainer.
     """
     return [*given]
 
@@ -86,7 +86,9 @@ def _checked_callbacks(given: Any, start: str) -> list[Callback]:
 
 
 def _cure(value: Any, package: str, cure: str) -> str:
-    """Return what to write instead of ``value``: an instance if ``value`` is a class or its name; else ``cure``."""
+    """Return the cure for an error message. If ``value`` is a class or a class's name, the cure is an instance of the
+    class; otherwise the cure is ``cure``.
+    """
     if isinstance(value, type):
         return f"Write {value.__name__}(...)."
     if isinstance(value, str):
@@ -100,10 +102,10 @@ def _cure(value: Any, package: str, cure: str) -> str:
 
 
 def ordered(callbacks: Iterable[Callback]) -> list[Callback]:
-    """Return the callbacks with tuners first, checkpoints last, and the others between them in their given order.
+    """Sort the callbacks: tuners first, then other callbacks in the given order, checkpoint callbacks last.
 
     Raises:
-        ConfigurationError: a callback occurs twice, or two would save their state under the same name.
+        ConfigurationError: a callback occurs twice, or two callbacks have an equal ``state_key`` for their states.
     """
     found = sorted(callbacks, key=lambda callback: _POSITIONS[callback.position])
     stateful: dict[str, Callback] = {}
@@ -124,7 +126,9 @@ def ordered(callbacks: Iterable[Callback]) -> list[Callback]:
 
 
 def with_module_callbacks(callbacks: Sequence[Callback], module: LightningModule) -> list[Callback]:
-    """Return ``callbacks`` with those that the module configures, which replace callbacks of the same class."""
+    """Add the callbacks that the module configures to ``callbacks``. A callback of the module replaces all callbacks of
+    an equal class.
+    """
     own = _checked_callbacks(
         module.configure_callbacks() or [], f"{type(module).__name__}.configure_callbacks returned"
     )
@@ -133,7 +137,7 @@ def with_module_callbacks(callbacks: Sequence[Callback], module: LightningModule
 
 
 def loggers_of(settings: Settings, plan: Plan, root_dir: str) -> list[Logger]:
-    """Return the caller's loggers, or the plan's default one.
+    """Return the caller's loggers, or the default logger in ``plan``.
 
     Raises:
         ConfigurationError: an item is not a logger.
@@ -226,7 +230,7 @@ def check_module(module: LightningModule, fn: TrainerFn, settings: Settings, str
     if "_book" not in module.__dict__:
         raise ConfigurationError(f"{name}.__init__ has not called its base class's. Begin it with super().__init__().")
     check_former_hooks(module, strategy)
-    needed = [] if fn is TrainerFn.PREDICTING else [_STEPS[fn][0]]  # the exception: predict_step has a default
+    needed = [] if fn is TrainerFn.PREDICTING else [_STEPS[fn][0]]  # predict_step has a default
     needed += ["configure_optimizers"] if fn is TrainerFn.FITTING else []
     for method in needed:
         if not overrides(module, method, LightningModule):
@@ -249,22 +253,23 @@ def check_module(module: LightningModule, fn: TrainerFn, settings: Settings, str
 
 @supplied
 def check_former_hooks(module: LightningModule, strategy: Strategy) -> None:
-    """Check that ``module`` defines no hook that is no longer called. Some hooks are still called under a former name.
+    """Check that ``module`` defines no hook that is no longer called. Hooks that drivetrain still calls under a former
+    name are allowed.
 
     Raises:
-        HookError: the module defines such a hook.
+        HookError: the module defines a hook that is no longer called.
         ConfigurationError: the module defines a hook that only a strategy that splits batches calls.
     """
 
 
 @supplied
 def former_hooks(of_callbacks: bool) -> Mapping[str, str]:
-    """Return the hooks of modules, or of callbacks, that are no longer called, and what replaces each of them."""
+    """Return, for each hook that is no longer called, what to write instead."""
     return {}
 
 
 def _check_step(name: str, method: str, step: Any, further: Container[str]) -> None:
-    """Check that ``step`` accepts the loop's arguments, and that all further required arguments are in ``further``."""
+    """Check that ``step`` accepts the loop's arguments. Other required parameters must be in ``further``."""
     index = "" if method == "training_step" else ", dataloader_idx=0"
     cure = f"Write def {method}(self, batch, batch_idx{index})."
     if not callable(step):
@@ -289,17 +294,17 @@ def _check_step(name: str, method: str, step: Any, further: Container[str]) -> N
 
 
 def check_hooks(parties: Iterable[Any], called: frozenset[str] = frozenset()) -> None:
-    """Check the hooks that module, datamodule and callbacks override; warn of methods whose names are close to those of
-    hooks.
+    """Check overrides of hooks in module, datamodule and callbacks. Warn of methods whose names resemble the name of a
+    hook.
 
-    ``called``: names that are no hooks of callbacks, but that the strategy calls if a callback defines them.
+    ``called`` lists the additional methods of callbacks that the strategy calls.
 
     Raises:
         ConfigurationError: a hook is not a method, or does not accept its arguments.
     """
     for party in parties:
         base = next((b for b in (LightningModule, LightningDataModule, Callback) if isinstance(party, b)), None)
-        # drivetrain's own classes have tests instead, because the check takes time
+        # The check takes time. Tests check drivetrain's own classes instead.
         if base is None or type(party).__module__.startswith("drivetrain."):
             continue
         name = type(party).__name__
@@ -307,7 +312,7 @@ def check_hooks(parties: Iterable[Any], called: frozenset[str] = frozenset()) ->
         if base is LightningModule:
             hooks -= set(dir(torch.nn.Module))
         for hook in sorted(hooks):
-            own = getattr(type(party), hook)  # not from the object, because a property may raise before the run
+            own = getattr(type(party), hook)  # from the class, because a property can raise before the run
             if _CALLED_BY_THE_LOOPS.fullmatch(hook) and (isinstance(own, property) or overrides(party, hook, base)):
                 _check_hook(name, hook, own if isinstance(own, property) else getattr(party, hook), getattr(base, hook))
         if base is Callback:
@@ -319,12 +324,14 @@ def check_hooks(parties: Iterable[Any], called: frozenset[str] = frozenset()) ->
 
 
 def _uncalled(party: Any, base: type, hooks: set[str], called: frozenset[str]) -> Iterator[tuple[str, str]]:
-    """Yield each method of ``party`` that looks like a hook but is not called, with the end of a warning about it."""
+    """For each method of ``party`` that looks like a hook but is never called, yield the method's name and the end of a
+    warning.
+    """
     former = former_hooks(of_callbacks=False)
     gone_from = former_hooks(of_callbacks=True) if base is Callback else {}
     told = {*former, *gone_from}
     for method, hook in near_misses(type(party), base, hooks):
-        if method not in former:  # check_module refuses former hooks, unless the strategy calls them
+        if method not in former:  # check_module has already refused former hooks that the strategy does not call
             told.add(method)
             yield method, f". Did you mean {hook}? If the name is meant, nothing is wrong."
     looks_like = _LIKE_A_HOOK_OF_A_CALLBACK if base is Callback else _LIKE_A_HOOK
@@ -344,7 +351,9 @@ _CALLED_BY_THE_LOOPS = re.compile(
     r"on_\w+|configure_\w+|optimizer_\w+|\w+_dataloader|prepare_data|setup|teardown|transfer_batch_to_device|backward|"
     r"lr_scheduler_step|state_dict|load_state_dict"
 )
-"""The hooks that :func:`check_hooks` checks. User code calls the other methods; :func:`_check_step` checks steps."""
+"""The hooks that :func:`check_hooks` checks. Other methods are called by user code, except steps, which
+:func:`_check_step` checks.
+"""
 
 
 def _check_hook(name: str, hook: str, method: Any, contract: Any) -> None:
@@ -364,7 +373,7 @@ def log_hyperparameters(trainer: Trainer) -> None:
     """Pass the saved hyperparameters of module and datamodule to the loggers.
 
     Raises:
-        ConfigurationError: module and datamodule have a hyperparameter of one name with different values.
+        ConfigurationError: module and datamodule have different values for one hyperparameter.
     """
     if not trainer.loggers or not trainer.is_global_zero:
         return
@@ -372,7 +381,7 @@ def log_hyperparameters(trainer: Trainer) -> None:
     for party in (trainer.datamodule, trainer.lightning_module):
         if party is None or not party._log_hyperparams or not trainer.settings.enable_autolog_hparams:
             continue
-        # leave out "_class_path", which the command line adds; "_instantiator" stays, because loading needs it
+        # "_class_path", which the command line adds, is left out. load_from_checkpoint needs "_instantiator".
         own = {name: value for name, value in party.hparams_initial.items() if name != "_class_path"}
         for name in set(own) & set(params):
             if not _same(own[name], params[name]):
@@ -382,7 +391,7 @@ def log_hyperparameters(trainer: Trainer) -> None:
                 )
         params.update(own)
 
-    if params:  # converted to plain data, because reading a missing value of a configuration raises
+    if params:  # plain data, because a configuration raises for missing values
         telling.tell(trainer, "log_hyperparams", configs.without_configs(params), begins=True)
     telling.tell(trainer, "log_graph", trainer.lightning_module, begins=True)
     telling.tell(trainer, "save", begins=True)
@@ -391,13 +400,13 @@ def log_hyperparameters(trainer: Trainer) -> None:
 def _same(one: Any, other: Any) -> bool:
     try:
         return bool(one == other)
-    except (ValueError, RuntimeError):  # the comparison of arrays or tensors is an array, not a truth value
+    except (ValueError, RuntimeError):  # a comparison of arrays has no truth value
         return one is other
 
 
 def check_loaders(module: LightningModule, loaders: Loaders, fn: TrainerFn, validates: bool) -> None:
-    """Check that the loaders for ``fn`` exist. If a fit ``validates``, warn if there is a validation loader without a
-    step, or a step without a loader.
+    """Check that the loaders for ``fn`` exist. For a fit that ``validates``, warn of a validation loader without a
+    ``validation_step``, and of a ``validation_step`` without a loader.
 
     Raises:
         ConfigurationError: the loader for ``fn`` itself is missing.

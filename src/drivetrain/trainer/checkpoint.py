@@ -1,4 +1,4 @@
-"""Collect the contents of a checkpoint, and restore them into a run."""
+"""Collects the contents of a checkpoint, and restores a checkpoint into a run."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ from drivetrain.trainer import last, other_ranks, rank_parts, resume_line, telli
 if TYPE_CHECKING:
     from drivetrain.trainer.trainer import Trainer
 
-# Other tools read this version under the key "pytorch-lightning_version" to determine the layout of a checkpoint.
+# The value of the entry "pytorch-lightning_version". Other tools determine a checkpoint's layout from this version.
 LAYOUT_VERSION = "2.6.0"
 
 
 RESUME = "DRIVETRAIN_RESUME"
-"""The environment variable that, if set to "auto", lets every fit resume, even if no ``ckpt_path`` is passed."""
+"""The name of an environment variable. If the value is "auto", every fit without ``ckpt_path`` resumes."""
 
 
 def _resumes_always() -> bool:
@@ -65,16 +65,16 @@ def _resumes_always() -> bool:
 
 
 def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, fitting: bool) -> str | None:
-    """Return the file that ``ckpt_path`` means; called before a run creates anything.
+    """Return the file for the argument ``ckpt_path``; called before a run creates anything.
 
     Args:
-        trainer: the Trainer, whose callbacks know the files that "best" and "last" mean.
+        trainer: the Trainer; its callbacks know the files for "best" and "last".
         ckpt_path: a path; "best"; "last": the newest complete checkpoint of this program, see last.py; "hpc": the
-            ``hpc_ckpt_<n>.ckpt`` in ``default_root_dir`` with the highest number; ``None``: no checkpoint. With
-            ``None``, a fit in a requeued job still resumes from its "hpc" file, and with ``DRIVETRAIN_RESUME=auto`` in
-            the environment, ``None`` means "last".
-        fitting: whether the entry point is ``fit``. If "last" finds no file, a fit starts from the beginning, and any
-            other entry point raises.
+            ``hpc_ckpt_<n>.ckpt`` in ``default_root_dir`` with the highest number; ``None``: no checkpoint. But a fit in
+            a requeued job resumes from the "hpc" file of this job. With the environment variable
+            ``DRIVETRAIN_RESUME=auto``, ``None`` means "last" in a fit.
+        fitting: whether the entry point is ``fit``. If there is no file for "last", a fit starts from the beginning;
+            any other entry point raises.
 
     Raises:
         CheckpointError: the file does not exist.
@@ -120,7 +120,7 @@ def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, fitting: bool) 
             raise CheckpointError(
                 f"{path} is a link to {target}, which does not exist. Pass the path of another checkpoint."
             )
-        likely = closest(path, ["best", "last"]) if path.isalpha() else None  # other texts look like a file's path
+        likely = closest(path, ["best", "last"]) if path.isalpha() else None  # other texts are probably paths
         missing = "Check the path." if path else EMPTY_PATH
         hint = missing if likely is None else f"Did you mean {likely!r}? Write that, or check the path."
         raise NoCheckpointError(f"There is no checkpoint at {path or repr(path)}. {hint} [DT1031]")
@@ -131,7 +131,7 @@ def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, fitting: bool) 
 
 
 def numbered(folder: str | Path, store: CheckpointIO) -> dict[int, str]:
-    """Return the checkpoints in ``folder`` that jobs saved when they were requeued, by number."""
+    """Return the checkpoints in ``folder`` that requeued jobs have saved, by number."""
     found = {}
     for path in store.find(folder, "hpc_ckpt_*.ckpt"):
         number = PurePath(path).stem.removeprefix("hpc_ckpt_")
@@ -146,12 +146,12 @@ def dump(trainer: Trainer, weights_only: bool = False, allow_pickle: bool = Fals
     Args:
         trainer: the run.
         weights_only: leave out optimizers, schedulers, callbacks, loops and random states.
-        allow_pickle: keep every object unchanged. A checkpoint with values that are not plain data can then only be
-            loaded with ``weights_only=False``. ``parity.current().pickle`` has the same effect.
+        allow_pickle: keep every object unchanged. If a kept object is not plain data, the checkpoint can be loaded only
+            with ``weights_only=False``. The setting ``parity.current().pickle`` also keeps every object unchanged.
 
     Raises:
-        CheckpointError: a callback, the datamodule or ``on_save_checkpoint`` has added a value that cannot be stored,
-            or a fit is still being set up.
+        CheckpointError: a callback, the datamodule or ``on_save_checkpoint`` has added a value that cannot be stored;
+            or the set-up of the fit is not complete.
     """
     if not weights_only:
         _check_set_up(trainer)
@@ -170,7 +170,7 @@ def dump(trainer: Trainer, weights_only: bool = False, allow_pickle: bool = Fals
     if not weights_only:
         checkpoint[resume_line.ENTRY] = resume_line.circumstances(trainer)
         own = _loop_state(trainer, checkpoint)
-        kept = own.pop("callbacks", {})  # the callbacks' states where the run will resume, if that is earlier
+        kept = own.pop("callbacks", {})  # the callbacks' states at the position to resume from
         options = own.pop("options", None)
         precision = own.pop("precision", None) or partial(
             strategy.precision_plugin.state_dict, trainer.lightning_module, strategy.optimizers
@@ -209,11 +209,11 @@ def dump(trainer: Trainer, weights_only: bool = False, allow_pickle: bool = Fals
 
 
 def _check_set_up(trainer: Trainer) -> None:
-    """Check that the running fit has everything that a checkpoint must contain.
+    """Check that the set-up of the running fit is complete enough to save a checkpoint.
 
     Raises:
-        CheckpointError: the optimizers are not created, or the checkpoint from which the fit resumes is not restored.
-            No run could resume from a checkpoint saved now.
+        CheckpointError: the optimizers are not created, or the checkpoint from which the fit resumes is not restored. A
+            run could not resume from a checkpoint of this state.
     """
     progress, run = trainer.progress, trainer.current_run
     if progress.fn != "fit" or progress.status not in (TrainerStatus.RUNNING, TrainerStatus.INTERRUPTED):
@@ -231,11 +231,11 @@ def _check_set_up(trainer: Trainer) -> None:
 
 
 def _loop_state(trainer: Trainer, checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """Return the state of the loop. After an exception this is the state before the first batch of the interrupted
-    optimizer step, and the function sets the counters and buffers in ``checkpoint`` back to that point.
+    """Return the state of the loop. After an exception, return the state before the first batch of the interrupted
+    optimizer step, and set the counters and buffers in ``checkpoint`` back to this state.
     """
     run = trainer.current_run
-    if run is None and (ranks := trainer.ranks_of_job):  # the states that the ranks of the last job returned
+    if run is None and (ranks := trainer.ranks_of_job):  # the last job has returned the ranks' states
         return {"loops": {"drivetrain": ranks[0]["loops"]}, "ranks": ranks, "rng": ranks[0]["rng"]}
     if run is None or trainer.progress.fn != "fit":
         loops = {"drivetrain": {**trainer.progress.state_dict(), **Window().place()}}
@@ -251,16 +251,17 @@ def _loop_state(trainer: Trainer, checkpoint: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_storable(trainer: Trainer, weights_only: bool = False) -> None:
-    """Check in advance whether checkpoints can store the states of callbacks and datamodule, and the hyperparameters.
+    """Check, before any save, that a checkpoint can store the states of callbacks and datamodule, and the
+    hyperparameters.
 
-    Nothing is written. Warnings about hyperparameters are not repeated when a checkpoint is saved.
+    Nothing is written. Saves of checkpoints do not repeat the warnings about hyperparameters.
 
     Args:
-        trainer: a Trainer with its module and its datamodule.
+        trainer: a Trainer that has a module.
         weights_only: whether the checkpoints will be saved without callbacks.
 
     Raises:
-        CheckpointError: a state cannot be stored; the message names its path in the checkpoint.
+        CheckpointError: a state cannot be stored. The message contains the path of the value in the checkpoint.
     """
     module, datamodule = trainer.lightning_module, trainer.datamodule
     for callback in () if weights_only else trainer.callbacks:
@@ -272,10 +273,11 @@ def check_storable(trainer: Trainer, weights_only: bool = False) -> None:
 
 
 def check_at_start(trainer: Trainer) -> None:
-    """Check at the start of a fit that its state can be stored. If no callback will save, only warn.
+    """Check, at the start of a fit, that checkpoints can store the fit's state. In a fit without a checkpoint callback,
+    only warn.
 
     Raises:
-        CheckpointError: a state cannot be stored, and a callback will save it.
+        CheckpointError: a state cannot be stored, and there is a checkpoint callback.
     """
     savers = trainer.checkpoint_callbacks
     refused = trainer.strategy.facts.refuses.get("save_trainable_only")
@@ -284,7 +286,7 @@ def check_at_start(trainer: Trainer) -> None:
     if (background := background_of(trainer.strategy.checkpoint_io)) is not None:
         background.start()
     if parity.current().pickle:
-        return  # with pickling, any value can be stored
+        return  # pickle can store any value
     try:
         check_storable(trainer, bool(savers) and all(getattr(saver, "save_weights_only", False) for saver in savers))
     except CheckpointError as error:
@@ -294,7 +296,7 @@ def check_at_start(trainer: Trainer) -> None:
 
 
 def _state_now(owner: Any) -> Any:
-    """Return the state of ``owner``; ``None`` if its ``state_dict`` raises, which is allowed before training starts."""
+    """Return the state of ``owner``; ``None`` if ``state_dict`` raises. Before training, this is allowed."""
     try:
         return owner.state_dict()
     except Exception:
@@ -302,8 +304,8 @@ def _state_now(owner: Any) -> Any:
 
 
 def decode_checkpoint(checkpoint: Any) -> dict[str, Any]:
-    """Return a checkpoint that a store has read, with the values decoded to what they were before :func:`dump` encoded
-    them. The hyperparameters stay encoded, because a run does not use them.
+    """Decode a checkpoint that a store has read: undo the encoding of values by :func:`dump`. Hyperparameters stay
+    encoded, because runs do not use them.
 
     Raises:
         CheckpointError: the data is not a checkpoint, is damaged, or was written by a newer version.
@@ -316,11 +318,12 @@ def decode_checkpoint(checkpoint: Any) -> dict[str, Any]:
 
 
 def _as_plain_data(trainer: Trainer, checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """Return ``checkpoint`` as data that loads without running code. A hyperparameter that is no such data is replaced
-    by a description.
+    """Return ``checkpoint`` as data that loads without running code. A hyperparameter that is not plain data is
+    replaced by a description.
 
     Raises:
-        CheckpointError: an entry that is no hyperparameter cannot be stored; the message names its path.
+        CheckpointError: an entry other than a hyperparameter cannot be stored. The message contains the path of the
+            value.
     """
     encoded: dict[str, Any] = {}
     for key, part in checkpoint.items():
@@ -336,7 +339,7 @@ def load(trainer: Trainer, path: str, weights_only: bool | None) -> dict[str, An
     resuming = trainer.progress.fn == "fit"
     with naming(path):
         read = trainer.strategy.load_checkpoint(path, weights_only)
-        with restoring("'loops'"):  # in earlier layouts, the entry may be ``None``
+        with restoring("'loops'"):  # in earlier layouts, the entry can be ``None``
             expect({} if read.get("loops") is None else read["loops"], Mapping)
         with restoring("the layout"):
             read = in_our_layout(read, resuming)
@@ -346,7 +349,7 @@ def load(trainer: Trainer, path: str, weights_only: bool | None) -> dict[str, An
 
 
 def load_own_part(trainer: Trainer, checkpoint: dict[str, Any], path: str, weights_only: bool | None) -> None:
-    """In a fit, add the contents of this rank's own file to ``checkpoint``, which was read from ``path``."""
+    """In a fit, read this rank's own file beside ``path``, and add the file's contents to ``checkpoint``."""
     if trainer.progress.fn != "fit" or "rank_files" not in checkpoint:
         return
 
@@ -378,7 +381,7 @@ def expect_states(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     """Return the states of the callbacks.
 
     Raises:
-        CheckpointError: this package wrote the checkpoint, and the callbacks' states are missing.
+        CheckpointError: drivetrain wrote the checkpoint, but the callbacks' states are missing.
     """
     if "callbacks" not in checkpoint and "drivetrain_version" in checkpoint and "loops" in checkpoint:
         raise CheckpointError("The checkpoint has no 'callbacks'. Use another one, or load only its weights.")
@@ -388,10 +391,10 @@ def expect_states(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
 def restore_parts(trainer: Trainer, checkpoint: dict[str, Any], fitting: bool) -> None:
     """Restore module, datamodule and callbacks, before the optimizers exist.
 
-    An evaluation does not restore the states of drivetrain's own callbacks, because they describe a fit.
+    Evaluations do not restore the states of drivetrain's own callbacks, because these states describe a fit.
 
     Raises:
-        CheckpointError: the checkpoint has no weights, or they do not fit the module.
+        CheckpointError: the checkpoint has no weights, or the weights do not fit the module.
     """
     path = trainer.ckpt_path
     trainer.hooks.call_method("on_load_checkpoint", checkpoint)
@@ -410,17 +413,17 @@ def restore_parts(trainer: Trainer, checkpoint: dict[str, Any], fitting: bool) -
 
 
 def restore_training(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
-    """Restore optimizers, schedulers, precision and progress; errors name the checkpoint's path."""
+    """Restore optimizers, schedulers, precision and progress. Error messages contain the checkpoint's path."""
     with naming(trainer.ckpt_path):
         _restore_training(trainer, checkpoint)
 
 
 def _restore_training(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
-    """Restore optimizers, schedulers, precision and progress; the loop restores the rest when it begins.
+    """Restore optimizers, schedulers, precision and progress; the training loop restores the other entries.
 
     Raises:
-        CheckpointError: the checkpoint was saved with ``weights_only``, with another number of optimizers, or after
-            more epochs than ``max_epochs``.
+        CheckpointError: the checkpoint was saved with ``weights_only``, has another number of optimizers, or was saved
+            after more than ``max_epochs`` epochs.
     """
     strategy, progress = trainer.strategy, trainer.progress
     if "optimizer_states" not in checkpoint or "loops" not in checkpoint:

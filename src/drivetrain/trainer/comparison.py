@@ -1,4 +1,6 @@
-"""Check that all ranks of a job do the same work: compare their settings, versions, seeds, models and optimizers."""
+"""Compares the ranks' settings, versions, seeds, models and optimizers, because all ranks of a job must do equal
+work.
+"""
 
 from __future__ import annotations
 
@@ -40,15 +42,17 @@ MAY_DIFFER = {
     "detect_anomaly": "it changes the speed of one rank",
     "model_registry": "only rank 0 writes",
 }
-"""Arguments that may differ between the ranks of a job, each with the reason. All other arguments are compared."""
+"""The arguments that can differ between the ranks of a job, with a reason for each argument. All other arguments are
+compared.
+"""
 
 
 def compare_start(trainer: Any, fn: TrainerFn, loaders: Loaders, resumes: bool) -> Agreement:
-    """Compare the ranks' arguments for this run; called before any other collective of the run.
+    """Compare the ranks' arguments for this run; called before all other collectives of the run.
 
     Args:
         trainer: the Trainer, with its model and its datamodule.
-        fn: the method that was called.
+        fn: the Trainer's method that was called.
         loaders: the loaders of the run.
         resumes: whether the run begins from a checkpoint.
 
@@ -76,7 +80,7 @@ def compare_start(trainer: Any, fn: TrainerFn, loaders: Loaders, resumes: bool) 
 
 
 def compare_model(trainer: Any) -> None:
-    """Compare the models, if some ranks' models may have changed since the run began.
+    """Compare the ranks' models; called after hooks that can change a model.
 
     Raises:
         ConfigurationError: the models differ; raised on all ranks.
@@ -85,7 +89,7 @@ def compare_model(trainer: Any) -> None:
 
 
 def compare_optimizers(trainer: Any) -> None:
-    """Compare the optimizers and schedulers of a fit, after the strategy's set-up, which may create them.
+    """Compare the ranks' optimizers and schedulers; called after the strategy's set-up, which can create optimizers.
 
     Raises:
         ConfigurationError: the optimizers or schedulers differ; raised on all ranks.
@@ -96,26 +100,30 @@ def compare_optimizers(trainer: Any) -> None:
 
 
 def _settings(trainer: Any) -> dict[str, str]:
-    """Return the settings that must be equal on all ranks, with the present values of limits that may be changed."""
+    """Return the settings that must be equal on all ranks. For limits that a program can change, return the current
+    value.
+    """
     names = [each.name for each in dataclasses.fields(Settings) if each.name not in MAY_DIFFER]
     return {name: text_of(getattr(trainer if hasattr(LimitsView, name) else trainer.settings, name)) for name in names}
 
 
 def _callbacks(trainer: Any) -> dict[str, str]:
-    """Return, for each ``state_key`` in the callbacks' order, how many callbacks with this key every rank must have."""
+    """Return, for each ``state_key``, the number of callbacks that every rank must have. The keys have the order of the
+    callbacks.
+    """
     counts = Counter(f"callback {callback.state_key}" for callback in trainer.callbacks if callback.needs_every_rank)
     return {name: str(count) for name, count in counts.items()}
 
 
 def _may_change(trainer: Any) -> bool:
-    """Return whether a hook may change the model's parameters before the model is set up."""
+    """Return whether a hook can change the model's parameters before the model is set up."""
     module, datamodule = trainer.lightning_module, trainer.datamodule
     parties = (module, *([] if datamodule is None else [datamodule]), *trainer.callbacks)
     return defined_by_user(module, "configure_model") or any(defined_by_user(each, "setup") for each in parties)
 
 
 def _loaders(loaders: Loaders, stage: str) -> str:
-    """Return where the loaders of ``stage`` come from, and how many were passed."""
+    """Describe the source of the loaders of ``stage``, and the number of passed loaders."""
     if (passed := loaders.passed.get(stage)) is None:
         return "from a hook" if loaders.available(stage) else "none"
     return f"{len(passed)} passed" if isinstance(passed, (list, tuple)) else "1 passed"

@@ -1,5 +1,5 @@
-"""``Trainer(compile=...)`` and ``fit(torch.compile(model))``: compile a complete model or its repeated layers, or raise
-if that is impossible.
+"""Implements ``Trainer(compile=...)`` and ``fit(torch.compile(model))``: compiles a complete model or its repeated
+layers, or raises if compilation is impossible.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from drivetrain.strategies import fsdp_blocks
 
 @dataclass
 class _Compiled:
-    """The compiled parts of a model: the options, the context that compiles, and the modules."""
+    """The compiled modules of a model, with the options and torch's context for the compilation."""
 
     options: CompileOptions
     context: Any
     modules: list[nn.Module]
 
 
-# the compiled parts of each model, which stays compiled after a run
+# A model stays compiled after a run.
 _COMPILED: WeakKeyDictionary[nn.Module, _Compiled] = WeakKeyDictionary()
 
 
 def check(trainer: Any, model: Any, compiled_by: Any) -> Any:
     """Check that this Trainer can compile ``model``. Return the context of ``torch.compile`` if the user has compiled
-    the model, else ``None``.
+    the model, otherwise ``None``.
 
     Raises:
         ConfigurationError: the strategy or this machine cannot compile, or the model is already compiled.
     """
     own = _COMPILED.get(model)
     if own is not None and compiled_by is own.context:
-        compiled_by = None  # an earlier run has compiled the model; each process creates its own context
+        compiled_by = None  # the context of an earlier run; each process creates its own context
     asked = trainer.settings.compile
     options = CompileOptions.of(asked)
     if options is None:
@@ -65,12 +65,12 @@ def check(trainer: Any, model: Any, compiled_by: Any) -> Any:
 
 
 def _check_compiler(device: torch.device, options: CompileOptions, asked: Any) -> None:
-    """Check that the backend "inductor" finds the compiler that it needs for the device.
+    """Check that torch's backend "inductor" finds its compiler for the device.
 
     Raises:
         ConfigurationError: the backend does not find its compiler.
     """
-    if options.backend != "inductor" or device != HOST:  # on other devices, torch's own error names what is missing
+    if options.backend != "inductor" or device != HOST:  # for other devices, torch's own error is enough
         return
     try:
         torch_private.cpp_compiler()
@@ -86,16 +86,18 @@ def _check_compiler(device: torch.device, options: CompileOptions, asked: Any) -
 
 
 def compile_whole(trainer: Any, job: Any) -> None:
-    """Compile the complete model in place, if the settings ask for it; called in each process, before set-up."""
+    """Compile the complete model in place; do nothing if only the repeated layers are compiled. Called in each process,
+    before set-up.
+    """
     options, context, model = CompileOptions.of(trainer.settings.compile), job.compiled_by, job.model
-    # the class is loaded by name, because its module refers to the Trainer
+    # The class is loaded by name, because an import would be circular.
     keep_out_of_graphs(load("drivetrain.module.module:LightningModule"), LightningOptimizer)
     if options is not None:
         _forget_others(model, options)
         if options.blocks is not None:
-            return  # configure_model may create the layers later
+            return  # configure_model can create the layers later
         context = _context(model, options)
-    compile_in_place(model, context)  # called in each process for its own copy of the model
+    compile_in_place(model, context)  # each process compiles its own copy of the model
     if context.fullgraph:
         rank_zero_info(
             f"torch.compile(fullgraph=True): calls of {type(model).__name__} run compiled, and its steps as they "
@@ -110,7 +112,7 @@ def compile_whole(trainer: Any, job: Any) -> None:
 
 
 def compile_blocks(trainer: Any) -> None:
-    """Compile the layers, if any, that ``Trainer(compile=...)`` selects; called after the model's set-up.
+    """Compile the layers that ``Trainer(compile=...)`` selects; called after the model's set-up.
 
     Raises:
         ConfigurationError: the settings select no layer.
@@ -141,8 +143,8 @@ def compile_blocks(trainer: Any) -> None:
 
 
 def _context(model: nn.Module, options: CompileOptions) -> Any:
-    """Return the context of ``torch.compile`` for ``model``. An earlier run's context is reused, with its compiled
-    code.
+    """Return the context of ``torch.compile`` for ``model``. The context of an earlier run is reused, and with it the
+    compiled code.
     """
     known = _COMPILED.get(model)
     if known is None:

@@ -1,4 +1,4 @@
-"""Run a job in separate processes, and give the launching process the results that they return."""
+"""Runs a job in separate processes, and restores the results in the launching process."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class Job:
         passed: the caller's loaders, by stage.
         datamodule: the user's datamodule.
         ckpt_path: the checkpoint from which to begin.
-        weights_only: the argument of ``Trainer.fit`` for reading the checkpoint.
-        compiled_by: the context of ``torch.compile``, if a compiled model was passed; it is not pickled with the job.
+        weights_only: the argument ``weights_only`` of ``Trainer.fit``, for the read of the checkpoint.
+        compiled_by: the context of ``torch.compile``, if the program passed a compiled model; not pickled with the job.
         checked: whether the launching process has already checked the arguments.
     """
 
@@ -58,13 +58,13 @@ class Job:
 
 
 def resumed(trainer: Trainer, job: Job, error: BaseException) -> Job | None:
-    """Return the job that resumes from the checkpoint ``error.resume_from``; ``None`` if ``error`` has no such
+    """Return a job that resumes ``job`` from the checkpoint ``error.resume_from``; ``None`` if ``error`` has no such
     attribute.
 
-    All ranks must have raised ``error``.
+    All ranks must have raised ``error`` before this call.
     """
     path = getattr(error, "resume_from", None)
-    if path is None or not trainer.engine.launcher.is_external:  # started processes resume themselves
+    if path is None or not trainer.engine.launcher.is_external:  # processes that were started resume themselves
         return None
     rank_zero_warn(f"{error} Training resumes from {path}.")
     return replace(job, ckpt_path=path)
@@ -72,22 +72,24 @@ def resumed(trainer: Trainer, job: Job, error: BaseException) -> Job | None:
 
 @dataclass
 class Outcome:
-    """The results of a run in other processes. The launching process restores them, so that it can save or fit again.
+    """The results of a run in other processes.
+
+    The launching process restores these results, and can then save a checkpoint or call ``fit`` again.
 
     The results contain weights, optimizers, schedulers, counters, metrics, the return value, the random state of rank
-    0, and the states of callbacks and datamodule. Attributes that user code sets on its objects in a started process
-    are not returned.
+    0, and the states of callbacks and datamodule. Attributes that user code sets on objects in the started processes
+    are not included.
 
     Attributes:
         results: the return value of the entry point.
-        parameters: the module's parameters by name, which are the same tensors as those in ``optimizers``.
-        buffers: all buffers, including non-persistent ones.
+        parameters: the module's parameters by name; ``optimizers`` refers to these tensors.
+        buffers: all buffers, including non-persistent buffers.
         weights: the module's state dict.
-        schedulers: the schedulers. A :class:`Remains` replaces a scheduler that cannot be pickled, for example because
-            of a lambda.
+        schedulers: the schedulers. A scheduler that cannot be pickled, for example because of a lambda, is replaced by
+            a :class:`Remains`.
         callbacks: the key and state of each callback, in order.
-        ranks: if a fit has ended inside an epoch, the state of each rank to resume from.
-        time_spent: where the time of the last fit went, on rank 0.
+        ranks: for a fit that ended inside an epoch, each rank's state, from which a fit can resume.
+        time_spent: rank 0's report on the time of the last fit.
     """
 
     results: list[Any]
@@ -107,7 +109,7 @@ class Outcome:
 
     @classmethod
     def of(cls, trainer: Trainer, results: list[Any]) -> Outcome:
-        """Return the results of the run of ``trainer`` that has just ended; every rank must call this."""
+        """Return the results of the run of ``trainer`` that has just ended; every rank must call this method."""
         ranks = rank_parts.of_ended_fit(trainer.current_run, trainer.strategy)
         strategy, module, book = trainer.strategy, trainer.lightning_module, trainer.logbook
         schedulers = strategy.lr_scheduler_configs
@@ -133,14 +135,14 @@ class Outcome:
             callbacks=[(callback.state_key, whole_state(callback.state_dict())) for callback in trainer.callbacks],
             datamodule={} if trainer.datamodule is None else trainer.datamodule.state_dict(),
             precision=whole_state(strategy.precision_plugin.state_dict(module, strategy.optimizers)),
-            # the launching process does not use the device
+            # The launching process does not use the device.
             rng={name: state for name, state in rng_state().items() if name != "device"},
             ranks=ranks,
             time_spent=trainer.time_spent,
         )
 
     def restore_into(self, trainer: Trainer) -> None:
-        """Restore the run's results into ``trainer`` and the user's objects that it holds."""
+        """Restore the run's results into ``trainer``, the module, the datamodule and the callbacks."""
         module, strategy, book = trainer.lightning_module, trainer.strategy, trainer.logbook
         with _one_thread():
             strategy.precision_plugin.convert_module(module)
@@ -148,7 +150,7 @@ class Outcome:
                 module.configure_model()
             self._fill(module)
             follow(self.optimizers, self.parameters, module)
-        set_rng_state(self.rng)  # the next run continues the random sequence, as if this process had run the job
+        set_rng_state(self.rng)  # the next run continues the random sequence of the job
         if self.progress.fn is TrainerFn.FITTING:  # only a fit has optimizers
             trainer.engine.bind_optimizers(self.optimizers, self.schedulers)
         strategy.precision_plugin.load_state_dict(self.precision, module, strategy.optimizers)
@@ -166,7 +168,7 @@ class Outcome:
             trainer.datamodule.load_state_dict(self.datamodule)
 
     def _missing_in(self, module: nn.Module) -> bool:
-        """Return whether ``module`` lacks a trained parameter or buffer, or has it with another shape."""
+        """Return whether a trained parameter or buffer is missing in ``module``, or has another shape in ``module``."""
         there: dict[str, torch.Tensor] = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         trained = {**self.parameters, **self.buffers}
         return any(name not in there or there[name].shape != value.shape for name, value in trained.items())
@@ -193,27 +195,28 @@ class Outcome:
 
 
 def run_elsewhere(trainer: Trainer, job: Job, attach: Callable[[Job], Any]) -> list[Any]:
-    """Start processes that run ``job``, restore their results into ``trainer``, and return the entry point's result.
+    """Start processes that run ``job``. Restore the results of the job into ``trainer``, and return the entry point's
+    result.
 
     Args:
         trainer: the Trainer of this process.
         job: the job to run.
-        attach: attaches the job to the Trainer, with all checks that do not need a device.
+        attach: a function that attaches the job to the Trainer, with all checks that do not need a device.
 
     Raises:
         ConfigurationError: an object cannot be sent to another process, or the user's launcher does not return the
-            result of the function that it launched.
+            result of the launched function.
         LaunchError: a process failed.
     """
     trainer._launch = uuid.uuid4().hex[:12]
     if trainer.engine.launcher.reruns_program:
         for logger in trainer.loggers:
             logger.leave_run()
-        # this call does not return: the launcher runs the program again in each process
+        # This call does not return, because the launcher runs the program again in each process.
         trainer.engine.launch()
     attach(job)
     for logger in trainer.loggers:
-        _ = logger.version  # decided before the processes start, so that all processes write to one run
+        _ = logger.version  # a read chooses the version before the processes start
     outcome = trainer.engine.start(_work, trainer, replace(job, checked=True))
     if not isinstance(outcome, Outcome):
         raise ConfigurationError(
@@ -229,7 +232,7 @@ def _work(trainer: Trainer, job: Job) -> Outcome:
 
 
 class Remains:
-    """Replaces a learning-rate scheduler that cannot be pickled, and keeps its state for checkpoints.
+    """Replaces a learning-rate scheduler that cannot be pickled, and keeps the scheduler's state for checkpoints.
 
     Args:
         scheduler: a scheduler with objects that cannot be pickled.
@@ -254,7 +257,7 @@ def _travels(scheduler: Any) -> bool:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Context in which torch starts no threads, which would not survive if the next run forks this process."""
+    """Context in which torch starts no threads. Threads would not exist in a fork of this process for the next run."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,9 +1,10 @@
-"""The checkpoint for ``ckpt_path="last"``: the newest complete one of this program with this configuration.
+"""Finds the checkpoint for ``ckpt_path="last"``: the newest complete checkpoint of this program with this
+configuration.
 
-If the user has chosen the folder, every checkpoint in it counts as this program's. Such a folder is ``dirpath``,
-``default_root_dir`` without a logger, or the folder of a logger's ``version``. If a logger gives each run its own
-folder, the folders of all runs are searched. A file in them counts if its entry ``program`` shows that the same program
-with the same configuration has saved it.
+In a folder that the user has chosen, every checkpoint counts as a checkpoint of this program. Such folders are
+``dirpath``, ``default_root_dir`` (without a logger), and the folder of a logger's ``version``. If a logger gives each
+run its own folder, the folders of all runs are searched. A file in these folders counts if its entry ``program`` is
+equal to the program and configuration of this run.
 """
 
 from __future__ import annotations
@@ -30,26 +31,26 @@ from drivetrain.trainer import telling
 from drivetrain.trainer.other_ranks import saved_by, why_as_many
 from drivetrain.trainer.rank_parts import is_inside
 
-Trainer = Any  # not imported: the class's module imports this file
+Trainer = Any  # an import would be circular
 
 # Arguments of the command line that do not belong to the configuration: the checkpoint to resume from, the length of
 # training, and the rank that a launcher passes.
 _FREE = re.compile(r"ckpt|checkpoint|resume|rank$|(^|\.)(max_|num_|n_)?(epochs|steps|time)$")
 _SUBCOMMANDS = ("fit", "validate", "test", "predict")
-_FETCHED = 8  # the maximum number of files to open if they must be read completely
+_FETCHED = 8  # the maximum number of remote files to read
 
 finished_fits = 0
-"""The number of fits that have finished in this process. It tells the folds of a cross-validation apart."""
+"""The number of fits that have finished in this process. This number distinguishes the folds of a cross-validation."""
 
 
 def program_of(trainer: Trainer, model: Any, datamodule: Any) -> dict[str, str]:
-    """Return digests of a fit's program and configuration, and the fit's number. Arguments may contain secrets, so the
-    digests replace them.
+    """Return digests of a fit's program and configuration, and the fit's number. Digests are used because arguments can
+    contain secrets.
     """
     script = os.path.realpath(getattr(sys.modules.get("__main__"), "__file__", None) or ".")
     if not files.is_remote(trainer.default_root_dir):
-        with contextlib.suppress(ValueError):  # raised if the folder is on another drive
-            # relative, because the script and the folder may be moved together
+        with contextlib.suppress(ValueError):  # relpath() raises if the folder is on another drive
+            # A relative path stays valid if the user moves the script and the folder together.
             script = os.path.relpath(script, os.path.realpath(trainer.default_root_dir))
     classes = [f"{type(each).__module__}.{type(each).__qualname__}" for each in (model, datamodule)]
     hparams = [_plain(raw_hparams(each)) for each in (model, datamodule) if each is not None]
@@ -63,7 +64,7 @@ def _digest(value: Any) -> str:
 
 def _plain(value: Any) -> Any:
     if is_config(value):
-        value = as_plain(value, resolve=False)  # the value of an interpolation, such as a date, may differ between runs
+        value = as_plain(value, resolve=False)  # an interpolated value, such as a date, can change
     if isinstance(value, Mapping):
         return {str(key): _plain(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -72,7 +73,7 @@ def _plain(value: Any) -> Any:
 
 
 def _arguments(words: list[str]) -> Iterator[str]:
-    """Yield those arguments of a command that belong to the program's configuration."""
+    """Yield the command-line arguments that belong to the program's configuration."""
     skips = False
     for word in words:
         name, equals, _ = word.partition("=")
@@ -93,11 +94,12 @@ def resolve_last(trainer: Trainer, fitting: bool, requeued: str | None = None) -
     Args:
         trainer: the Trainer, whose callbacks propose files.
         fitting: whether a fit resumes; the other entry points need only the weights.
-        requeued: the file that the fit saved when its job was requeued, if it was.
+        requeued: the file that a requeued job has saved for this fit; ``None`` if there is none.
 
     Raises:
-        CheckpointError: no file can be used, and at least one is damaged, gone, or of another number of processes.
-        CheckpointNameError: there is no file, and the entry point needs one.
+        CheckpointError: no file can be used, and at least one file is damaged, missing, or for another number of
+            processes.
+        CheckpointNameError: there is no file, and the entry point needs a file.
     """
     callbacks, store = trainer.checkpoint_callbacks, trainer.strategy.checkpoint_io
     found = _Found(trainer, fitting)
@@ -134,8 +136,8 @@ def resolve_last(trainer: Trainer, fitting: bool, requeued: str | None = None) -
 
 
 def newest_of_fit(trainer: Trainer) -> str | None:
-    """Return the newest usable checkpoint that the running fit has saved or has begun from, or ``None``. Every rank
-    must call this, and gets rank 0's result.
+    """Return the newest usable checkpoint among the running fit's checkpoints and the checkpoint that the fit resumed
+    from; ``None`` if there is none. Every rank must call this function, and gets rank 0's result.
     """
     store, found = trainer.strategy.checkpoint_io, _Found(trainer, fitting=True)
     store.wait()
@@ -148,7 +150,7 @@ def newest_of_fit(trainer: Trainer) -> str | None:
 
 
 def _in_folders_of_runs(trainer: Trainer) -> set[str]:
-    """Return the files in the folders of this program's runs, and of other runs that were logged to the same place."""
+    """Return the files in the folders of this program's runs, and of other runs that were logged to the same folder."""
     callbacks, store = trainer.checkpoint_callbacks, trainer.strategy.checkpoint_io
     folders = {(os.path.join(trainer.default_root_dir, "checkpoints"), ".ckpt")}
     for callback in callbacks:
@@ -159,11 +161,12 @@ def _in_folders_of_runs(trainer: Trainer) -> set[str]:
 
 
 class _Found:
-    """The files that a search for the newest usable checkpoint has looked at.
+    """The files that a search for the newest usable checkpoint has examined.
 
     Attributes:
-        broken: descriptions of files that are complete but unusable, or that need another number of processes.
-        unfinished: descriptions of files whose save was never finished.
+        broken: descriptions of complete files that are unusable, for example because they need another number of
+            processes.
+        unfinished: descriptions of incompletely written files.
         configured: files of this program with another configuration.
     """
 
@@ -183,7 +186,9 @@ class _Found:
 
     @property
     def hint(self) -> str:
-        """A sentence for messages about this program's checkpoints with another configuration; "" if there are none."""
+        """A sentence for messages about this program's checkpoints with another configuration; "" if there are no such
+        checkpoints.
+        """
         if not self.configured:
             return ""
         more = f" and {len(self.configured) - 3} more" if len(self.configured) > 3 else ""
@@ -193,9 +198,11 @@ class _Found:
         )
 
     def is_own(self, path: str, others: set[str]) -> bool:
-        """Whether this program with this configuration has saved ``path``; for an unreadable file, whether it may."""
+        """Whether this program with this configuration has saved ``path``. For an unreadable file, the files in its
+        folder decide.
+        """
         entry = self.entry(path)
-        if entry is None:  # the file has no readable entry: decide by the files beside it
+        if entry is None:  # the file is unreadable: other files in the folder decide
             folder = os.path.dirname(path)
             beside = [self.entry(other) for other in others if os.path.dirname(other) == folder]
             said = [self._saved_by(each) for each in beside if each is not None]
@@ -203,18 +210,20 @@ class _Found:
         saved_by = self._saved_by(entry)
         if saved_by == self._program:
             return True
-        # a file of another fit of the program, such as another fold of a cross-validation, is not worth a hint
+        # The hint leaves out files of the program's other fits, for example of other folds of a cross-validation.
         if not saved_by or all(saved_by.get(key) == self._program.get(key) for key in ("name", "fit")):
             self.configured.append(path)
         return False
 
     def _saved_by(self, entry: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the entry ``program`` of a checkpoint; add this fit's number, which earlier versions did not save."""
+        """Return the entry ``program`` of a checkpoint; entries of earlier versions have no fit number, and get this
+        fit's number.
+        """
         saved_by = entry.get("program")
         return {"fit": self._program.get("fit"), **saved_by} if isinstance(saved_by, Mapping) else {}
 
     def entry(self, path: str) -> Mapping[str, Any] | None:
-        """Return a checkpoint's entries, if possible without reading its tensors; ``None`` if it cannot be read."""
+        """Return a checkpoint's entries, if possible without a read of the tensors; ``None`` for an unreadable file."""
         if path not in self._entries:
             self._entries[path] = None
             is_local = reads_files(self._store) and not files.is_remote(path)
@@ -222,7 +231,7 @@ class _Found:
             if is_local or self._fetched <= _FETCHED:
                 try:
                     self._entries[path] = entries(path) if is_local else self._store.load_checkpoint(path)
-                except Exception:  # a damaged file may raise anything; can_be_used reports the reason
+                except Exception:  # a damaged file can raise any exception; can_be_used reports the reason
                     return None
         return self._entries[path]
 
@@ -243,7 +252,7 @@ class _Found:
             checkpoint = entries(path) if os.path.isdir(path) and reads_files(store) else store.load_checkpoint(path)
         except Exception as error:
             if store.is_complete(path):
-                return True  # the file is not plain data, but the fit may allow unpickling
+                return True  # the file has pickled objects, which the fit can allow
             self.broken.append(f"{path} cannot be read ({shown_error(error)})")
             return False
         why = _why_not_resumed(trainer, checkpoint, path) if self._fitting else ""

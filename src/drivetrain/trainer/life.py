@@ -1,4 +1,4 @@
-"""The phases of one run: connect its parts, set up, save, tear down, and clean up after an exception."""
+"""The phases of one run: connect the run's objects, set up, save, tear down, and clean up after an exception."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from drivetrain.trainer.trainer import Trainer
 
 
-_PLANS_SHOWN: set[str] = set()  # plans that this process has logged; equal ones are not logged again
+_PLANS_SHOWN: set[str] = set()  # the logged plans; an equal plan is not logged again
 
 
 @supplied
@@ -51,12 +51,12 @@ def begin_record(trainer: Trainer, resumed_from: str | None) -> None:
 
 @supplied
 def end_record(trainer: Trainer, error: BaseException | None = None) -> None:
-    """Complete the record of a fit, which may have ended with an error."""
+    """Complete the record of a fit. After an error, the record contains the error."""
 
 
 def connect(trainer: Trainer, job: Job) -> Loaders:
-    """Connect the Trainer, the model and the parts of the job, in the order of docs/hooks.md. No process is started and
-    no device is used yet.
+    """Connect the Trainer, the model and the other objects of the job, in the order of docs/hooks.md. No process is
+    started and no device is used yet.
     """
     progress, strategy, model, fn = trainer.progress, trainer.strategy, job.model, job.fn
     if job.compiled_by is not None or trainer.settings.compile:
@@ -95,12 +95,14 @@ def connect(trainer: Trainer, job: Job) -> Loaders:
 
 
 def join_book(book: Logbook, strategy: Strategy) -> None:
-    """Let ``book`` exchange logged values through ``strategy``, or its ``reduce`` if the user overrides this method."""
+    """Let the logbook ``book`` reduce logged values over the ranks through ``strategy``. If the user overrides
+    ``strategy.reduce``, use this method instead.
+    """
     book.join(strategy.root_device, strategy.data, strategy.world, familiar.own_reduce(strategy))
 
 
 def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
-    """Run the phases from the start of the processes to the beginning of the loop, and return the run."""
+    """Run all phases from the start of the processes until the loop begins, and return the run."""
     progress, strategy, hooks, stage = trainer.progress, trainer.strategy, trainer.hooks, job.fn
     model, datamodule, fn, began_s = job.model, job.datamodule, job.fn, time.monotonic()
     trainer.engine.launch()
@@ -169,11 +171,13 @@ def _set_up_model(trainer: Trainer, job: Job, vote: Vote, agreed: Agreement) -> 
     Args:
         trainer: the Trainer.
         job: the job of the run.
-        vote: returns the context for a phase of the set-up, at whose end the ranks report whether they have failed.
-        agreed: whether all ranks have the same loggers, and whether a hook may change one rank's model.
+        vote: a function that returns a context for a phase of the set-up. At the end of the context, the ranks report
+            failures to each other.
+        agreed: the result of the ranks' comparison: whether all ranks have equal loggers, and whether a hook can change
+            one rank's model.
 
     Returns:
-        The checkpoint of the job, if it has one.
+        The checkpoint of the job; ``None`` without a checkpoint.
     """
     strategy, hooks, stage = trainer.strategy, trainer.hooks, job.fn
     with vote("prepare_data"):
@@ -206,7 +210,7 @@ def _set_up_model(trainer: Trainer, job: Job, vote: Vote, agreed: Agreement) -> 
 
 
 def _restore(trainer: Trainer, job: Job, same_loggers: bool, vote: Vote) -> dict[str, Any] | None:
-    """Read the job's checkpoint, if there is one, and restore everything that exists before the optimizers."""
+    """If the job has a checkpoint, read the checkpoint, and restore the module, the datamodule and the callbacks."""
     fitting, path, loaded = job.fn is TrainerFn.FITTING, job.ckpt_path, None
     if path is not None:
         with vote("reading the checkpoint"):
@@ -223,7 +227,7 @@ def _restore(trainer: Trainer, job: Job, same_loggers: bool, vote: Vote) -> dict
 def _set_up_optimizers(trainer: Trainer, run: Run, vote: Vote) -> None:
     strategy = trainer.strategy
     with vote("configure_optimizers"):
-        if not (strategy.optimizers or trainer._optimizers_made):  # the strategy's setup may have created them
+        if not (strategy.optimizers or trainer._optimizers_made):  # the strategy's setup can create optimizers
             strategy.setup_optimizers(trainer)
     if not strategy.optimizers:
         rank_zero_warn(
@@ -235,11 +239,11 @@ def _set_up_optimizers(trainer: Trainer, run: Run, vote: Vote) -> None:
     strategy.setup_precision_plugin()
     trainer.engine.bind_optimizers(strategy.optimizers, strategy.lr_scheduler_configs)
     run.wrap_optimizers()
-    make_step(run)  # raises before training if the parts do not fit together
+    make_step(run)  # called for the checks, which raise before training
 
 
 def _prepares_data(trainer: Trainer, party: DataHooks) -> bool:
-    """Return whether this process runs ``prepare_data``: one process per node does, or one process of the job."""
+    """Return whether this process runs ``prepare_data``, as one process of each node or of the job."""
     once_per_node = party.prepare_data_per_node or trainer.strategy.node_rank == 0
     return overrides(party, "prepare_data", DataHooks) and trainer.strategy.local_rank == 0 and once_per_node
 
@@ -255,21 +259,21 @@ def loop_of(trainer: Trainer, fn: TrainerFn, run: Run) -> Callable[[], Any]:
 
 
 def save(trainer: Trainer, path: str | Path, weights_only: bool, storage_options: Any, allow_pickle: bool) -> None:
-    """Write the state of the run to ``path``; the arguments are those of ``Trainer.save_checkpoint``."""
+    """Write the state of the run to ``path``, for ``Trainer.save_checkpoint`` and its arguments."""
     strategy = trainer.strategy
     with trainer.profiler.profile("save_checkpoint"), trainer.progress.storing():
         if strategy.world.store is not None:
-            # This barrier raises if a rank does not call save. Without it, the other ranks would wait for that rank in
-            # the collectives of the save, until torch's timeout.
+            # This barrier raises if a rank does not call save(). Without the barrier, the other ranks would wait in the
+            # collectives below, until torch's timeout.
             strategy.world.barrier("trainer.save_checkpoint")
         state = checkpoint.dump(trainer, weights_only, allow_pickle)
-        # after a run, wait here; during a run, the end of the run waits for the file
+        # After a run, wait for the file here; during a run, the end of the run waits for the file.
         waits = trainer.progress.status is not TrainerStatus.RUNNING
         part = None if weights_only else rank_parts.own_part(state)
         rank_files.save(strategy, state, part, path, storage_options, waits=waits)
         strategy.barrier("save_checkpoint")
     if waits:
-        strategy.checkpoint_io.teardown()  # during a run, the end of the run calls this
+        strategy.checkpoint_io.teardown()  # during a run, the end of the run calls teardown()
 
 
 def tear_down(trainer: Trainer, fn: TrainerFn) -> None:
@@ -284,7 +288,7 @@ def tear_down(trainer: Trainer, fn: TrainerFn) -> None:
     trainer.hooks.call_method("teardown", fn)
     if fn is TrainerFn.FITTING and trainer.time_spent is not None and trainer.time_spent.verdict is not None:
         rank_zero_info(str(trainer.time_spent.verdict))
-    trainer.strategy.checkpoint_io.wait()  # one of these hooks may have saved a checkpoint
+    trainer.strategy.checkpoint_io.wait()  # these hooks can save checkpoints
     profiling.end(trainer, fn)
     if trainer.loggers and trainer.is_global_zero:
         if fn is TrainerFn.FITTING:
@@ -293,14 +297,14 @@ def tear_down(trainer: Trainer, fn: TrainerFn) -> None:
 
 
 def abort(trainer: Trainer, error: BaseException) -> None:
-    """Call the exception hooks for ``error``, and free those of the run's resources that exist already."""
+    """Call the exception hooks for ``error``, and free the run's resources."""
     trainer.progress.end_run(interrupted=True)
-    if not trainer.engine.launcher.is_external:  # the processes that ran the job have called the hooks and cleaned up
+    if not trainer.engine.launcher.is_external:  # the processes of the job have called the hooks
         if trainer.loggers:
             _attempt(end_record, trainer, error)
         return
     trainer.logbook.leave_batch()
-    with handled(dict.fromkeys((signal.SIGINT, signal.SIGTERM), signal.SIG_IGN)):  # nothing interrupts the clean-up
+    with handled(dict.fromkeys((signal.SIGINT, signal.SIGTERM), signal.SIG_IGN)):  # signals could stop the clean-up
         for callback in trainer.callbacks:
             if overrides(callback, "on_exception", Callback):
                 _attempt(callback.on_exception, trainer, trainer.lightning_module, error)
@@ -325,12 +329,12 @@ def _clean_up(trainer: Trainer) -> None:
         run.loaders.close()
         run.swap_optimizers()
         run.let_go()
-        trainer.lightning_module.untoggle_optimizer(None)  # an exception may have left an optimizer toggled
+        trainer.lightning_module.untoggle_optimizer(None)  # an exception can leave an optimizer toggled
 
 
 def _attempt(fn: Callable[..., Any], *args: Any) -> None:
-    """Call ``fn`` while another exception is handled. An exception of ``fn`` becomes a warning, because it must neither
-    hide the handled exception nor stop the clean-up.
+    """Call ``fn`` while another exception is handled. If ``fn`` raises, only warn. The clean-up must continue, and the
+    handled exception must stay visible.
     """
     try:
         fn(*args)

@@ -1,4 +1,6 @@
-"""The Trainer's arguments as properties: user code can change limits during a run; other arguments are read-only."""
+"""The Trainer's arguments as properties: user code can change the limits during a run; all other arguments are
+read-only.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,12 @@ from drivetrain.settings import Settings, check, val_interval_of
 
 
 def _limit(name: str, doc: str, read_as: Callable[[Any], Any] | None = None) -> Any:
-    """Return the property ``name`` of a :class:`LimitsView`, stored in a field of its ``Limits``.
+    """Return the property ``name`` of a :class:`LimitsView`, which reads and writes a field of ``Limits``.
 
     Args:
-        name: the name of the property and of the Trainer's argument, whose rules also apply to written values.
+        name: the name of the property and of the Trainer's argument. A written value must be valid for this argument.
         doc: the property's docstring.
-        read_as: converts the field's value to the property's; by default they are equal.
+        read_as: converts the field's value to the property's value; by default, the two values are equal.
     """
     field, kept = ARGUMENTS[name]
 
@@ -42,7 +44,7 @@ def _argument(name: str, doc: str) -> Any:
         return getattr(view.settings, name)
 
     def write(view: LimitsView, value: Any) -> None:
-        # ``obj`` is not passed, so that Python adds no suggestion to the message.
+        # With the argument ``obj``, Python would add a suggestion to the message.
         raise AttributeError(
             f"trainer.{name} cannot be changed. Write Trainer({name}={shown(value)}) instead.", name=name
         )
@@ -62,9 +64,9 @@ def _batches(stage: str, part: str) -> Any:
 class LimitsView:
     """The Trainer's arguments as properties.
 
-    Limits are writable. A written value is checked like the argument of the same name, and ``None`` means that
-    argument's default. A change takes effect at the next batch; a change of ``limit_*_batches``, at the next pass over
-    the data. A change also applies to later runs of this Trainer.
+    Limits are writable. A written value is checked like the Trainer's argument, and ``None`` means the argument's
+    default. A change takes effect at the next batch; for ``limit_*_batches``, at the next pass over the data. A change
+    also applies to later runs of this Trainer.
     """
 
     settings: Settings
@@ -114,7 +116,7 @@ class LimitsView:
         """The number of training batches between validations; ``inf`` if the fit validates at the end of each epoch and
         the length of an epoch is unknown.
 
-        ``None`` if ``val_check_interval`` is a duration, or a fraction and the loader does not exist yet.
+        ``None`` if ``val_check_interval`` is a duration. ``None`` also for a fraction before the loader exists.
         """
         if self.limits.val_check_seconds is not None:
             return None
@@ -127,14 +129,14 @@ class LimitsView:
 
     @property
     def profiler(self) -> Any:
-        """The profiler; without one, an object with the same methods that measures nothing."""
+        """The profiler; by default, an object with a profiler's methods, which measures nothing."""
         if self._profiler is None:
             self._profiler = load("drivetrain.profilers:PassThroughProfiler")()
         return self._profiler
 
     @property
     def accumulate_grad_batches(self) -> int:
-        """Batches of one optimizer step; a change takes effect after the current optimizer step."""
+        """The number of batches per optimizer step. A change takes effect after the current optimizer step."""
         return self.limits.accumulate
 
     @accumulate_grad_batches.setter

@@ -1,10 +1,9 @@
-"""Resume with a different number of ranks than the number that saved the checkpoint: give each rank its part of the
-saved state.
+"""Resumes from a checkpoint that a different number of ranks has saved: gives each rank a part of the saved state.
 
-If N ranks saved and M resume, rank r restores the running means and metric objects of the saved ranks r, r + M, and so
-on. If no such rank saved, rank r begins with empty means and metric objects. If the checkpoint was saved between two
-batches of one optimizer step, every rank gets the mean of the N ranks' gradients, because the mean over the M ranks is
-then the same. The position in the data counts the samples of all ranks together.
+N ranks saved, and M ranks resume. Rank r restores the running means and metric objects of the saved ranks r, r + M, and
+so on. If N is at most r, rank r begins with empty means and metric objects. If the checkpoint was saved between two
+batches of one optimizer step, every rank gets the mean of the N ranks' gradients. The mean over the M ranks is then the
+mean over the N ranks. The position in the data counts the finished samples of all ranks.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ _OF_WINDOW = ("window", "gradients", "shards")
 
 
 def saved_by(checkpoint: Mapping[str, Any]) -> int:
-    """Return how many ranks have saved ``checkpoint``."""
+    """Return the number of ranks that saved ``checkpoint``."""
     return len(checkpoint["ranks"]) if "ranks" in checkpoint else rank_files.saved_by(checkpoint.get("rank_files", ()))
 
 
 def read_by(checkpoint: Mapping[str, Any], rank: int, ranks: int) -> Iterable[int]:
-    """Return the ranks whose files rank ``rank`` of ``ranks`` reads. These are all ranks that saved the checkpoint, if
-    they saved it between two batches of one optimizer step.
+    """Return the numbers of the rank files that rank ``rank`` of ``ranks`` reads. If the number of ranks has changed
+    since a save between two batches of one optimizer step, each rank reads all files.
     """
     count = saved_by(checkpoint)
     if count == ranks:
@@ -48,7 +47,9 @@ def read_by(checkpoint: Mapping[str, Any], rank: int, ranks: int) -> Iterable[in
 
 
 def why_as_many(checkpoint: Mapping[str, Any], now: int) -> str:
-    """Return why ``now`` ranks cannot resume inside an epoch from a checkpoint of more or fewer; "" if they can."""
+    """Return the reason why ``now`` ranks cannot resume inside an epoch from a checkpoint of another number of ranks;
+    "" if ``now`` ranks can resume.
+    """
     restart = _common(checkpoint)
     data, ranks = restart.get("data"), saved_by(checkpoint)
     if not isinstance(data, Mapping) or "given" not in data:
@@ -60,7 +61,7 @@ def why_as_many(checkpoint: Mapping[str, Any], now: int) -> str:
         return own if "loader" in data else "its position in the data counts no samples"
     if ranks > 1 and restart.get("data_ranks") != ranks:
         return "they did not share out the samples of one loader among all of them"
-    # torchdata's loader with workers draws one more random number with one process than with several
+    # With one process, torchdata's loader with workers draws one random number more than with several processes.
     if ranks == 1 < now and data.get("num_workers"):
         return "the order of its loader with workers is that of one process"
     return ""
@@ -72,16 +73,16 @@ def _common(checkpoint: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def of_this_rank(trainer: Any, checkpoint: Mapping[str, Any], inside: bool) -> Mapping[str, Any]:
-    """Return the state from which this rank resumes: its random state, its position in the data, its gradients.
+    """Return the state from which this rank resumes: random state, position in the data, gradients.
 
     Args:
         trainer: the Trainer, with the module set up.
-        checkpoint: the checkpoint, whose entry ``ranks`` contains the parts of the ranks that :func:`read_by` returns.
+        checkpoint: the checkpoint. The entry ``ranks`` contains the state of each rank in :func:`read_by`.
         inside: whether the checkpoint was saved inside an epoch.
 
     Raises:
-        CheckpointError: a part is damaged; or a different number of ranks saved the checkpoint, and only that number of
-            ranks can resume at the checkpoint's position.
+        CheckpointError: a rank's state is damaged; or the checkpoint is from another number of ranks, and only this
+            number of ranks can resume at the checkpoint's position.
     """
     ranks = checkpoint.get("ranks", [checkpoint])
     if len(ranks) == trainer.world_size:
@@ -119,7 +120,7 @@ def _of_rank(checkpoint: Mapping[str, Any], module: nn.Module, rank: int, ranks:
         own_data = found[0].get("data") if found else None
         restart["data"] = _position(common["data"], own_data)
         restart["logged"] = [state for each in found for state in each.get("logged", [])] or [
-            # ``fresh`` stays with sync_dist, because all ranks must agree which of these values to flush
+            # With sync_dist, "fresh" keeps its value, because all ranks must flush equal names.
             {
                 **state,
                 "total": None,
@@ -134,8 +135,8 @@ def _of_rank(checkpoint: Mapping[str, Any], module: nn.Module, rank: int, ranks:
         restart["metrics"], lost = _metrics([each.get("metrics", {}) for each in found], common["metrics"], module)
         _tell(common, count, ranks, lost)
     elif "sample_in_epoch" in ((common.get("data") or {}).get("loader") or ()):
-        # a loader with this entry stores the number of its next epoch; litData's loader, without it, cannot load a
-        # state from the end of an epoch
+        # A loader with this entry stores the number of the next epoch. litData's loader has no such entry, and cannot
+        # load a state from the end of an epoch.
         restart["data"] = _position(common["data"], None)
     if "window" in common:
         windows = [part["restart"] for part in parts if "window" in part.get("restart", {})]
@@ -146,17 +147,21 @@ def _of_rank(checkpoint: Mapping[str, Any], module: nn.Module, rank: int, ranks:
 
 
 def _position(data: Mapping[str, Any], own: Any) -> State:
-    """Return a rank's position: rank 0's position, which orders the samples of all ranks, with the rank's own "rng"."""
+    """Return a rank's position in the data: rank 0's position, which all ranks share, with the rank's own entry
+    "rng".
+    """
     position = {key: value for key, value in data.items() if not key.startswith("workers")}
     if "loader" in position and samples_of_all_ranks(position) is None:
-        position["loader"] = None  # this state describes only rank 0's part of the data
+        position["loader"] = None  # this was the state of rank 0's own loader
     if isinstance(own, Mapping) and "rng" in own:
         position["rng"] = own["rng"]
     return position
 
 
 def _metrics(found: Sequence[Any], first: Mapping[str, Any], module: nn.Module) -> tuple[State, list[str]]:
-    """Return the states of the metric objects, and the names of the states that are taken from the first rank alone."""
+    """Return the merged states of the metric objects, and the names of states that cannot be merged (one rank's state
+    is used).
+    """
     there, states, lost = metrics_in(module), dict[str, Any](), list[str]()
     for place in first.keys() & there.keys():
         states[place], kept = merged_states(there[place], [each[place] for each in found if place in each])
@@ -182,16 +187,16 @@ def _tell(common: Mapping[str, Any], count: int, ranks: int, lost: Sequence[str]
 
 
 def _window(parts: Sequence[Mapping[str, Any]], count: int, module: nn.Module, ranks: int) -> State:
-    """Return the unfinished optimizer step with which each of ``ranks`` ranks resumes: counters and complete gradients.
+    """Return the state of the unfinished optimizer step for each of ``ranks`` ranks: counters and complete gradients.
 
-    If losses have weights, the gradients are those of the weighted mean loss over all ranks' finished batches, and the
-    sum of the weights is divided equally among the new ranks.
+    If losses have weights, the gradients are the gradients of the weighted mean loss over all finished batches of all
+    ranks. The sum of the weights is divided equally among the new ranks.
 
     Args:
-        parts: the entry ``restart`` of each rank that had gradients.
-        count: how many ranks have saved.
+        parts: the entry ``restart`` of each saved rank with gradients.
+        count: the number of ranks that saved the checkpoint.
         module: the module.
-        ranks: how many ranks resume.
+        ranks: the number of ranks that resume.
     """
     window_of_first = parts[0]["window"]
     window = {**window_of_first, "exchanged": False}

@@ -1,4 +1,4 @@
-"""Check that a user's precision, the module and callbacks fit together; imported only for a user's precision."""
+"""Checks that a user's precision fits the module and the callbacks; imported only for a user's precision."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def check_precision(precision: Precision, parties: Sequence[Any], fn: TrainerFn,
         settings: the Trainer's settings.
 
     Raises:
-        ConfigurationError: a method that the precision overrides would not be called, or scaled gradients would be used
-            without unscaling.
+        ConfigurationError: the precision and the module both override ``backward``; or the module, a callback or
+            gradient clipping would use gradients before the precision unscales them.
     """
     name, module = type(precision).__name__, parties[0]
     warn_of_uncalled(type(precision), "Precision", "Trainer")

@@ -1,4 +1,6 @@
-"""Create a Trainer's profiler from the argument, and call it during a run. Imported only if a profiler was passed."""
+"""Creates a Trainer's profiler from the argument, and calls the profiler during a run. Imported only if the Trainer
+gets a profiler.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ def profiler_of(given: Any) -> Profiler:
     """Return the profiler for ``Trainer(profiler=given)``.
 
     Raises:
-        ConfigurationError: ``given`` is neither a profiler nor the name of one.
+        ConfigurationError: ``given`` is not a profiler or the name of a profiler.
     """
     if isinstance(given, str):
         try:
@@ -45,7 +47,9 @@ def begin(trainer: Any, stage: str) -> None:
 
 
 def end(trainer: Any, stage: str) -> None:
-    """Let the profiler report on the run and free its resources. Do nothing if the run ended before :func:`begin`."""
+    """Let the profiler report on the run and free the profiler's resources. Do nothing if the run ended before
+    :func:`begin`.
+    """
     hooks = trainer._hooks
     if hooks is None or hooks.spans is None:
         return

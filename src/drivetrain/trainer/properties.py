@@ -1,4 +1,4 @@
-"""The Trainer's properties: views of the run's parts, for user code, callbacks and loggers."""
+"""The Trainer's properties, with which user code, callbacks and loggers read the state and the objects of a run."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ with on_first_use:
     from drivetrain.trainer import telling
 
 
-# The results of these functions are properties; the class body declares their types.
+# These functions return properties; the class body declares the properties' types.
 
 
 def _is_running(stage: RunningStage, doc: str) -> Any:
@@ -62,12 +62,12 @@ def _batch_counts(stage: str, doc: str) -> Any:
 
 @supplied
 def familiar_property(name: str) -> Any:
-    """Return one of the Trainer's properties under Lightning's names."""
+    """Return the Trainer's property that has Lightning's name ``name``."""
     raise AttributeError(f"This Trainer has no {name}, which a part of drivetrain supplies that is not loaded.")
 
 
 class Familiar:
-    """A property that imports its code (:func:`familiar_property`) only when a program reads or writes the property."""
+    """A property whose code (:func:`familiar_property`) is imported at the first read or write."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -80,7 +80,7 @@ class Familiar:
 
 
 class TrainerView(LimitsView, RankFacts):
-    """The Trainer's properties. If user code replaces a part of a run, the new one takes effect at the next batch."""
+    """The Trainer's properties. Objects that user code replaces during a run take effect at the next batch."""
 
     settings: Settings
     progress: Progress
@@ -97,9 +97,9 @@ class TrainerView(LimitsView, RankFacts):
     _ckpt_path: str | None = None
     _set_ckpt_path: str | Path | None = None
     _time_spent: TimeSpent | None = None
-    _sampler: Sampler | None = None  # measures the time of the running fit
-    _launch: str = ""  # in the record of a run, identifies the processes that were started for the fit
-    _saved_at_stop: Sequence[str] = ()  # checkpoints that the last fit saved because it was asked to end
+    _sampler: Sampler | None = None  # measures the running fit's time
+    _launch: str = ""  # identifies, in the record of a run, the processes of the fit
+    _saved_at_stop: Sequence[str] = ()  # the last fit's checkpoints after a request to end
 
     fit_loop: Any = Familiar()
     validate_loop: Any = Familiar()
@@ -113,7 +113,7 @@ class TrainerView(LimitsView, RankFacts):
     _results: Any = Familiar()
 
     _own_loops: Mapping[str, Any] = MappingProxyType({})
-    """By stage, the object that a program has set as ``validate_loop`` or ``test_loop``, which prints the results."""
+    """For each stage, the object that a program has assigned to ``validate_loop`` or ``test_loop``."""
 
     @property
     def hooks(self) -> HookTable:
@@ -142,7 +142,7 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def callbacks(self) -> list[Callback]:
-        """The callbacks in the order in which they run."""
+        """The callbacks in the order in which the Trainer calls them."""
         return self._callbacks
 
     @callbacks.setter
@@ -155,7 +155,7 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def optimizers(self) -> list[Optimizer]:
-        """The optimizers of the current fit. Optimizers that you assign in a batch are used from the next batch on."""
+        """The optimizers of the current fit. An assignment during a batch takes effect at the next batch."""
         waiting = None if self._run_parts is None else self._run_parts.optimizers.waiting
         return self.strategy.optimizers if waiting is None else waiting
 
@@ -163,7 +163,7 @@ class TrainerView(LimitsView, RankFacts):
     def optimizers(self, value: Sequence[Optimizer]) -> None:
         optimizers, run = [unwrapped(optimizer) for optimizer in value], self._run_parts
         if run is not None and self.progress.loop_stage is RunningStage.TRAINING:
-            run.optimizers.waiting = optimizers  # the running batch ends with its own optimizers
+            run.optimizers.waiting = optimizers  # the running batch keeps its optimizers
             self._touch()
         else:
             self.engine.bind_optimizers(optimizers, self.lr_scheduler_configs)
@@ -184,7 +184,7 @@ class TrainerView(LimitsView, RankFacts):
     def ckpt_path(self) -> str | None:
         """The checkpoint from which the current or last run began.
 
-        If you set a path, every later run without the argument ``ckpt_path`` begins from it, until you set ``None``.
+        If you assign a path, later runs without ``ckpt_path`` begin from this checkpoint, until you assign ``None``.
         """
         return self._ckpt_path
 
@@ -209,7 +209,7 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def device_ids(self) -> list[int]:
-        """Indices of the devices on this machine."""
+        """The indices of the devices on this machine."""
         return [device.index if device.index is not None else i for i, device in enumerate(self.plan.devices)]
 
     @property
@@ -226,7 +226,7 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def logger(self) -> Logger | None:
-        """The first logger; setting this property replaces all loggers."""
+        """The first logger; an assignment replaces all loggers."""
         return self.loggers[0] if self.loggers else None
 
     @logger.setter
@@ -241,7 +241,7 @@ class TrainerView(LimitsView, RankFacts):
             telling.keep(self, given, step)
             given.setdefault("epoch", self.progress.current_epoch)
             with nullcontext() if self._profiler is None else self._profiler.profile("log_metrics"):
-                # passed by keyword, because a logger's method may have its parameters in another order
+                # By keyword, because the order of parameters can differ between loggers.
                 telling.tell(self, "log_metrics", metrics=given, step=step)
 
     @property
@@ -273,7 +273,7 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def goodput(self) -> float | None:
-        """The share of the wall time of all runs that was spent in training steps whose work was kept, from 0 to 1;
+        """The fraction (0 to 1) of all runs' wall time that was spent in training steps whose results were not lost;
         ``None`` without a :class:`drivetrain.callbacks.GoodputMonitor`, or before this callback has recorded any time.
         """
         monitor = next(iter(self._callbacks_like("GoodputMonitor")), None)
@@ -282,9 +282,9 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def time_spent(self) -> TimeSpent | None:
-        """How the running fit, or else the last fit, has spent its wall time, and why it was slow. ``None`` before the
-        first fit, and with ``barebones=True``. Each rank reports its own time; rank 0 also compares the ranks. The
-        processes of a strategy such as "ddp_fork" return this and :attr:`history` only if all of them finish.
+        """A report on the wall time of the running or last fit, and why this fit was slow. ``None`` before the first
+        fit, and with ``barebones=True``. Each rank reports its own time; rank 0 also compares the ranks. A strategy
+        such as "ddp_fork" returns the report and :attr:`history` only if all started processes finish.
         """
         return self._time_spent if self._sampler is None else self._sampler.time_spent()
 
@@ -294,13 +294,13 @@ class TrainerView(LimitsView, RankFacts):
         return next(iter(self._callbacks_like("ProgressBar")), None)
 
     def _callbacks_like(self, name: str) -> list[Any]:
-        """Return the callbacks of drivetrain's class ``name``, which cannot be imported here without a cycle."""
+        """Return the callbacks of drivetrain's class ``name``. The name avoids a circular import."""
         mros = [(each, type(each).__mro__) for each in self.callbacks]
         return [each for each, mro in mros if any(cls.__name__ == name and is_own_class(cls) for cls in mro)]
 
     @property
     def callback_metrics(self) -> dict[str, Any]:
-        """The latest value of every logged name, as tensors on the device on which they were logged."""
+        """The latest value of every logged name, as tensors on the device of the logged value."""
         return self.logbook.refresh()
 
     @property
@@ -325,14 +325,16 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def progress_bar_metrics(self) -> dict[str, float]:
-        """The latest value of every name logged with ``prog_bar=True``, as floats. In the run's thread, reading it
-        waits for the device; in other threads, it returns the values of the last flush.
+        """The latest value of every name logged with ``prog_bar=True``, as floats. In the run's thread, a read of this
+        property waits for the device. In other threads, a read returns the values of the last flush.
         """
         return self.logbook.newest_bar_metrics()
 
     @property
     def current_epoch(self) -> int:
-        """Index of the running epoch; after fit, the number of finished epochs; in ``on_train_start`` the next one."""
+        """Index of the running epoch; in ``on_train_start``, the next epoch; after ``fit``, the number of finished
+        epochs.
+        """
         progress = self.progress
         return progress.epochs_done if progress.slot[0] == Phase.TRAIN_START else progress.current_epoch
 
@@ -343,7 +345,7 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def logger_step(self) -> int:
-        """The loggers' x axis: the index of the current or last window, which is the batches of one optimizer step."""
+        """The loggers' x axis: the index of the current or last window (the batches of one optimizer step)."""
         progress = self.progress
         before_step = progress.batch_idx == -1 or progress.batch_idx >= progress.batches_done
         closed = progress.epoch_ending or progress.between_epochs
@@ -353,13 +355,13 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def is_logging_step(self) -> bool:
-        """Whether the values of the current training batch will be flushed to the loggers, or were just flushed."""
+        """Whether the loggers get the values of the current training batch."""
         every = self.limits.log_every_n_steps
         return every > 0 and (self.logger_step + 1) % every == 0
 
     @property
     def should_stop(self) -> bool:
-        """Set it to True to end the run at the next batch, once min_epochs and min_steps are reached."""
+        """Assign True to end the run at the next batch after ``min_epochs`` and ``min_steps`` are reached."""
         return self.progress.should_stop
 
     @should_stop.setter
@@ -377,10 +379,10 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def num_training_batches(self) -> float:
-        """The number of training batches in an epoch; ``inf`` if it is unknown, for example before the set-up of a fit.
+        """The number of training batches in an epoch; ``inf`` if unknown, for example before the set-up of a fit.
 
-        During set-up, for example in ``configure_optimizers``, reading it creates the training loader if there is none
-        yet. If the ranks' loaders may differ in length, all ranks must read this property: they exchange the lengths.
+        During set-up, for example in ``configure_optimizers``, a read of this property creates the training loader, if
+        there is none yet. If the lengths of the ranks' loaders can differ, all ranks must read this property.
         """
         run, progress = self._run_parts, self.progress
         count = progress.num_training_batches
@@ -402,7 +404,7 @@ class TrainerView(LimitsView, RankFacts):
         return [min(count, self.limits.sanity_batches) for count in self.num_val_batches]
 
     def num_eval_batches(self, stage: str) -> list[float]:
-        """Number of batches of each loader of "validate", "test" or "predict"; empty until they are created."""
+        """Number of batches of each loader of "validate", "test" or "predict"; empty until the loaders are created."""
         if self._run_parts is None:
             return []
         return [source.num_batches for source in self._run_parts.loaders.made_evaluation.get(stage, [])]
@@ -421,21 +423,21 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def why_not_validated(self) -> str:
-        """A sentence that says why the fit does not validate, with a space at its end; "" if the fit validates."""
+        """A sentence with the reason why the fit does not validate, followed by a space; "" if the fit validates."""
         return "" if self._run_parts is None else self._run_parts.why_not_validated()
 
     validates_last = False
-    """Whether a validation at the end of an epoch runs after the epoch's end hooks; if false, it runs before them."""
+    """Whether a validation at the end of an epoch runs after, and not before, the hooks for the epoch's end."""
 
     @property
     def judges_at_epoch_end(self) -> bool:
-        """Whether callbacks with a monitored value check it at the end of a training epoch instead of after validation.
+        """Whether callbacks check a monitored value at the end of a training epoch, and not after validation.
 
-        True if there is no validation, or one at the end of each epoch, because then all metrics are known at the end
+        True if the fit does not validate, or validates at the end of each epoch: all metrics are then known at the end
         of an epoch.
         """
         interval = self.limits.val_check_interval
-        # the float: the int 1 means a validation after each batch
+        # Only the float 1.0 means a complete epoch. The int 1 means a validation after each batch.
         whole_epoch = isinstance(interval, float) and interval == 1.0 and not self.validates_last
         return not self.enable_validation or (whole_epoch and self.limits.check_val_every_n_epoch == 1)
 
@@ -447,11 +449,11 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def estimated_stepping_batches(self) -> int | float:
-        """The number of optimizer steps of the complete fit; ``inf`` if neither epochs nor steps are limited, and
-        before the first run, because the training loader is then unknown.
+        """The number of optimizer steps of the complete fit; ``inf`` if epochs and steps are unlimited. ``inf`` also
+        before the first run, because the training loader is unknown.
 
-        Reading it creates the training loader if there is none yet. If the ranks' loaders may differ in length, all
-        ranks must read it. In an evaluation after a fit, it is the number of steps of that fit.
+        A read of this property creates the training loader, if there is none yet. If the lengths of the ranks' loaders
+        can differ, all ranks must read this property. In an evaluation, this is the number for the last fit.
         """
         run = self._run_parts
         if run is None and self.limits.max_steps == ENDLESS != self.limits.max_epochs:
@@ -489,5 +491,5 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def interrupted(self) -> bool:
-        """Whether the last run ended by an exception."""
+        """Whether the last run ended with an exception."""
         return self.progress.status is TrainerStatus.INTERRUPTED

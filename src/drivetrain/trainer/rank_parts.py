@@ -1,8 +1,9 @@
-"""The state of each rank in a checkpoint: collect it for the rank files beside the checkpoint, and read them.
+"""Collects each rank's own state for the rank files beside a checkpoint, and reads the rank files.
 
-With several processes, the main file contains the shared state and rank 0's own part. Each rank's own part contains the
-random state ``rng``, the strategy's ``rank_state``, and most of ``restart``: the gradients of an optimizer step that
-has more batches to come, the running metrics, and the states of the loaders and their workers.
+With several processes, the checkpoint's main file contains the shared state and rank 0's own state. Each other rank has
+a rank file for its own state. A rank's own state contains the random state ``rng``, the strategy's ``rank_state``, and
+most of ``restart``. The entry ``restart`` has the gradients of an unfinished optimizer step, the running metrics, and
+the states of the loaders and their workers.
 """
 
 from __future__ import annotations
@@ -28,20 +29,20 @@ with on_first_use:
     from drivetrain.trainer import stopping
 
 State = dict[str, Any]
-Trainer = Any  # not imported: the class's module imports this file
+Trainer = Any  # an import would be circular
 
 _OWN = ("rng", "restart", "rank_state")
 _OF_THE_WINDOW = frozenset({"callbacks", "buffers", "precision", "rank_state"})
-# Keys of a checkpoint's entry ``restart``; their values are equal on every rank.
+# The keys of the entry ``restart`` whose values are equal on every rank.
 _SHARED = frozenset({"samples", "data_ranks", "divided_from", "exact", "settled", "cut_off", "ahead", "loaders"})
 
 
 def of_ended_fit(run: Run | None, strategy: Strategy) -> list[State]:
-    """Return the own parts of all ranks for a fit that has ended; every rank must call this.
+    """Return every rank's own state after a fit; every rank must call this function.
 
     Returns:
-        An empty list if the fit has ended at the end of an epoch and the strategy keeps no states of ranks, because any
-        number of processes can then resume from the main file.
+        An empty list if the fit has ended at the end of an epoch and the strategy has no own states of ranks. In this
+        case, any number of processes can resume from the main file.
     """
     if run is None or run.progress.fn != "fit":
         return []
@@ -57,7 +58,7 @@ def of_ended_fit(run: Run | None, strategy: Strategy) -> list[State]:
 
 
 def own_part(state: Mapping[str, Any]) -> State:
-    """Return the part of this rank's checkpoint ``state`` that other ranks do not have."""
+    """Return this rank's own state: the entries of ``state`` that other ranks do not have."""
     part = {key: state[key] for key in _OWN if key in state}
     if "restart" in part:
         part["restart"] = {key: value for key, value in part["restart"].items() if key not in _SHARED}
@@ -65,21 +66,21 @@ def own_part(state: Mapping[str, Any]) -> State:
 
 
 def read(trainer: Trainer, checkpoint: Mapping[str, Any], path: str, weights_only: bool | None) -> list[State]:
-    """Return a list with one part for each rank that has saved; parts that this rank does not need are empty. Every
-    rank must call this.
+    """Return one state for each rank that saved the checkpoint. States that this rank does not need are empty. Every
+    rank must call this function.
 
-    If a rank's file is missing or damaged and the run can do without this file, the rank's part is a copy of rank 0's
-    part with this process's present random state. If a different number of ranks resumes, the part is empty instead.
+    If a rank's file is missing or damaged, and the run does not need this file, the rank's state is replaced by rank
+    0's state with this process's current random state. If a different number of ranks resumes, the state is empty
+    instead.
 
     Args:
         trainer: the Trainer of the run that resumes.
-        checkpoint: the main file.
+        checkpoint: the contents of the main file.
         path: the path of the main file.
-        weights_only: the Trainer's argument.
+        weights_only: the argument of ``Trainer.fit``.
 
     Raises:
-        CheckpointError: a rank's file is missing or damaged, and :func:`is_inside` is true for the checkpoint; raised
-            on every rank.
+        CheckpointError: a rank's file is missing or damaged, and the run needs this file; raised on every rank.
     """
     strategy, listed = trainer.strategy, checkpoint["rank_files"]
     parts: list[State] = [{} for _ in range(rank_files.saved_by(listed))]
@@ -131,7 +132,7 @@ def _replaced(main: State) -> State:
     """Return a replacement for a lost rank file of a checkpoint from the end of an epoch."""
     restart = {key: value for key, value in main.get("restart", {}).items() if key != "val_loaders"}
     if _has_loader_state(restart.get("data")):
-        restart["data"] = None  # the loader of the lost file had another position
+        restart["data"] = None  # the lost rank's loader had another position
     return {"rng": rng_state(), "restart": restart}
 
 

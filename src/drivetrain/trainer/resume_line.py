@@ -1,4 +1,4 @@
-"""Log a line when a fit is resumed: where it continues, and what differs from the run that saved the checkpoint."""
+"""Logs a line when a fit resumes: the fit's position, and differences from the run that saved the checkpoint."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from drivetrain.settings import Settings
 from drivetrain.strategies.agreement import text_of
 
 ENTRY = "saved_under"
-"""The checkpoint's entry with the result of :func:`circumstances`."""
+"""The name of the checkpoint's entry with the result of :func:`circumstances`."""
 
 _SETTINGS = (
     "accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm", "split_batches",
@@ -20,11 +20,14 @@ _SETTINGS = (
     "reload_dataloaders_every_n_epochs", "deterministic", "compile", "cuda_graphs", "optimizer_kernels",
     "sample_seeds",
 )  # fmt: skip
-"""The Trainer's arguments that may change the numbers of training, without those that limit the length of the fit."""
+"""The Trainer's arguments that can change the results of training. Arguments that limit the length of the fit are left
+out.
+"""
 
 
 def circumstances(trainer: Any) -> dict[str, str]:
-    """Return, by name, the conditions on which the numbers of this run depend, for a comparison with a resumed run.
+    """Return, by name, the conditions on which the results of this run depend. A resumed run compares these conditions
+    with its own conditions.
 
     Arguments with their default values are left out.
     """
@@ -45,16 +48,16 @@ def _texts(settings: Any) -> dict[str, str]:
 
 
 def tell(trainer: Any, checkpoint: Mapping[str, Any], path: str, done: str) -> None:
-    """Log on rank 0 where the fit continues, and which conditions differ from those in the checkpoint.
+    """Log, on rank 0, where the fit continues, and the conditions that differ from the checkpoint's conditions.
 
     Args:
         trainer: the Trainer, with its progress restored.
         checkpoint: the checkpoint from which the fit resumes.
         path: the checkpoint's path.
-        done: how much of the epoch all ranks together have done, such as "30 samples"; "" if it is unknown.
+        done: the finished part of the epoch over all ranks, such as "30 samples"; "" if unknown.
     """
     progress, then = trainer.progress, checkpoint.get(ENTRY, {})
-    inside = " (counted from 0)"  # in the message, because a progress bar counts epochs from 1
+    inside = " (counted from 0)"  # progress bars count epochs from 1
     if progress.batches_done and not progress.epoch_ending:
         inside = f", after batch {progress.batches_done - 1} (counted from 0{done and f'; {done}'})"
     if not isinstance(then, Mapping):

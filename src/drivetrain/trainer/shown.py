@@ -1,4 +1,4 @@
-"""Publish a run's position for the launching process, and its failure for the other ranks."""
+"""Publishes a run's position for the launching process, and a failure of this rank for the other ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from drivetrain.launchers.tracebacks import cut_tracebacks
 from drivetrain.loops.progress import Phase, Progress, phase_name
 from drivetrain.strategies import failing, waiting
 
-Trainer = Any  # not imported: the class's module imports this file
+Trainer = Any  # an import would be circular
 
 
 @contextmanager
@@ -26,14 +26,15 @@ def shown(
     several: bool,
     explain: Callable[[BaseException], Exception | None] = lambda error: None,
 ) -> Iterator[None]:
-    """Context in which the launching process can read the position of the loops. An exception in it is reported.
+    """Context in which the launching process can read the position of the loops. Exceptions inside the context are
+    reported to this process and to the other ranks.
 
-    If ``explain`` returns an exception, that exception is reported and raised in place of the original.
+    If ``explain`` returns an exception, the returned exception is reported and raised in place of the original.
 
     Args:
         progress: the progress of the run.
-        saves: whether a callback saves after an exception, so that the launching process must give this rank time to
-            save.
+        saves: whether a callback saves a checkpoint after an exception. If so, the launching process gives this rank
+            time to save.
         several: whether the run has several processes.
         explain: the strategy's method that returns an exception with a better explanation, or ``None``.
     """
@@ -48,22 +49,22 @@ def shown(
     try:
         yield
     except BaseException as error:
-        sheet = own_sheet()  # watch() may have created the sheet since the context began
+        sheet = own_sheet()  # watch() can have created the sheet inside this context
         explained = explain(error)
         said = explained or error
         failing.report(said, sheet, lambda failed: summary(failed, progress))
         if several:
             cut_tracebacks()
         if explained is not None:
-            raise explained from None  # without the original's text, which would hide the cure in the explanation
+            raise explained from None  # the original exception's text would hide the cure
         raise
     else:
-        progress.slot[PHASE] = Phase.NONE  # the run is over, but the program goes on
+        progress.slot[PHASE] = Phase.NONE  # the run is over, but the program continues
     finally:
         shown_in = progress.slot
         if shown_in is not own:
             own[:] = shown_in[: len(own)]
-            if len(shown_in) > len(own):  # another process reads this slot
+            if len(shown_in) > len(own):  # another process reads these numbers
                 shown_in[STALL] = 0
             progress.show_in(own)
 
@@ -71,7 +72,7 @@ def shown(
 def watch(trainer: Trainer) -> None:
     """Let another process watch this distributed run until the context :func:`shown` ends.
 
-    :mod:`drivetrain.launchers.watch` describes what that process does.
+    See :mod:`drivetrain.launchers.watch` for the watching process.
     """
     elsewhere, stall_s = trainer.plan.environment.creates_processes_externally, trainer.settings.stall_timeout_s
     sheet = watching.begin(trainer.strategy, elsewhere, lambda: trainer.log_dir or trainer.default_root_dir, stall_s)
@@ -88,7 +89,9 @@ def _show(progress: Progress, sheet: Sheet) -> None:
 
 @contextmanager
 def saving() -> Iterator[None]:
-    """Context in which the launching process waits for this rank to save, although another rank has failed."""
+    """Context for a save of a checkpoint. The launching process waits for the end of the context, even if another rank
+    has failed.
+    """
     sheet = own_sheet()
     if sheet is not None:
         sheet.words[SAVING] = 1
@@ -100,12 +103,12 @@ def saving() -> Iterator[None]:
 
 
 def summary(error: BaseException, progress: Progress, during: str = "") -> str:
-    """Return a text for the other ranks: which rank has failed, doing what, the exception, and the line of user code.
+    """Return a text for the other ranks: the rank that failed, the phase, the exception, and the line of user code.
 
     Args:
         error: the exception.
         progress: the progress of the run.
-        during: the step of the set-up, if it is known.
+        during: the step of the set-up, if known.
     """
     name = phase_name(progress.phase)
     where = "before its first phase" if name == "none" else f"in the phase {name!r}"

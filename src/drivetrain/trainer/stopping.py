@@ -1,5 +1,5 @@
-"""Save the checkpoint of a fit that is asked to end, find checkpoints from the end of an epoch, and say why a fit has
-ended.
+"""Saves the checkpoint of a fit after a request to end, finds checkpoints from the end of an epoch, and tells why a fit
+has ended.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from drivetrain.loops.run import Run
 from drivetrain.loops.stop import TIME_LIMIT, Stop
 from drivetrain.trainer.rank_parts import is_inside
 
-Trainer = Any  # not imported: the class's module imports this file
+Trainer = Any  # an import would be circular
 
 STOPPED = "stopped.ckpt"
 
 
 @contextmanager
 def stoppable(trainer: Trainer, run: Run) -> Iterator[None]:
-    """Context around the loop of a fit, which ends early on a signal or a time limit."""
+    """Context for the loop of a fit, in which a signal or a time limit ends the fit."""
     trainer._saved_at_stop = []
     save, keep_newest = functools.partial(_save, trainer), functools.partial(_keep_newest, trainer)
     timeout_s = trainer.settings.stop_timeout_s
@@ -41,8 +41,8 @@ def _saves(trainer: Trainer) -> bool:
 
 
 def _save(trainer: Trainer, reason: str) -> None:
-    """Save the fit's state, unless the fit ends with an exception after which a callback saves; every rank must call
-    this.
+    """Save the fit's state before the fit ends. Do nothing if an exception ends the fit and a callback saves after this
+    exception. Every rank must call this function.
 
     Args:
         trainer: the Trainer of the fit.
@@ -58,13 +58,15 @@ def _save(trainer: Trainer, reason: str) -> None:
             rank_zero_warn(f"The fit ends by {reason}, and could not save {path}: {error}")
             return
         trainer._saved_at_stop.append(path)
-    if path or reason != TIME_LIMIT:  # otherwise the Timer has logged the reason
+    if path or reason != TIME_LIMIT:  # for a time limit, the Timer has logged the reason
         how = f"To continue: {trainer._resumed_by}, or DRIVETRAIN_RESUME=auto in the environment."
         rank_zero_info(f"The fit ends by {reason}." + (f" Saved {path}. {how}" if path else ""))
 
 
 def _keep_newest(trainer: Trainer) -> None:
-    """Make ``ckpt_path="last"`` find the checkpoint of :func:`_save`, not those that callbacks save after it."""
+    """Make the checkpoint of :func:`_save` the newest file. Otherwise ``ckpt_path="last"`` would find later checkpoints
+    of callbacks.
+    """
     if trainer._saved_at_stop and trainer.is_global_zero:
         trainer.strategy.checkpoint_io.touch(trainer._saved_at_stop[-1])
 
@@ -75,15 +77,15 @@ def _folder(trainer: Trainer) -> str:
 
 
 def end_of_epoch(trainer: Trainer, refused: str | None, weights: Any) -> str:
-    """Return a sentence about the newest checkpoint of this model that was saved at the end of an epoch.
+    """Describe, for a message, the newest checkpoint of this model that was saved at the end of an epoch.
 
     Any number of processes can resume from such a checkpoint, even without rank files. The function reads the
-    callbacks' checkpoints and those in the folder of ``refused``, until it finds one.
+    callbacks' checkpoints and the checkpoints in the folder of ``refused``, newest first.
 
     Args:
         trainer: the Trainer of the fit that cannot resume from ``refused``.
         refused: a checkpoint from the middle of an epoch.
-        weights: the weights in ``refused``; the found checkpoint has weights of the same names.
+        weights: the weights in ``refused``. The names of the found checkpoint's weights must be equal to these names.
     """
     store, folder = trainer.strategy.checkpoint_io, os.path.dirname(refused or "") or "."
     saved = {path for callback in trainer.checkpoint_callbacks for path in callback.resume_candidates(trainer)}
@@ -93,13 +95,13 @@ def end_of_epoch(trainer: Trainer, refused: str | None, weights: Any) -> str:
             at_end = not is_inside(found) and not found["loops"]["drivetrain"].get("epoch_cut")
             if at_end and "optimizer_states" in found and found["state_dict"].keys() == weights.keys():
                 return f"{path}, the newest one that was saved at the end of an epoch"
-        except Exception:  # a damaged or foreign file may raise anything
+        except Exception:  # a damaged or foreign file can raise any exception
             continue
     return "a checkpoint that was saved at the end of an epoch"
 
 
 def why_ended(trainer: Trainer) -> tuple[str, str]:
-    """Return why the fit has ended, and what continues it: words that follow "To train on" in a message."""
+    """Return two texts for a message: the reason why the fit has ended, and how to continue the training."""
     progress, limits = trainer.progress, trainer.limits
     for name, reached in (("max_steps", progress.global_step), ("max_epochs", progress.current_epoch)):
         if reached >= (limit := getattr(limits, name)):

@@ -1,4 +1,6 @@
-"""Call the Trainer's loggers, whose errors do not end a run; continue a checkpoint's logged runs; print results."""
+"""Calls the Trainer's loggers, converts loggers' errors to warnings, continues a checkpoint's logged runs, and prints
+results.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from drivetrain.errors import ConfigurationError
 
 
 def show(trainer: Any, stage: str, results: list[dict[str, float]]) -> None:
-    """Print the results of an evaluation on rank 0, or let the loop object that the program has set print them."""
+    """Print the results of an evaluation on rank 0. If the program has assigned a loop object, this object prints the
+    results.
+    """
     if (loop := trainer._own_loops.get(stage)) is not None:
         loop.show(results)
     elif trainer.is_global_zero:
@@ -36,7 +40,7 @@ def check_loggers(trainer: Any, callback: Any) -> None:
 
 
 def log(trainer: Any, metrics: Mapping[str, float], step: int) -> None:
-    """Log ``metrics`` with every logger and, on rank 0, add them to ``trainer.history``."""
+    """Log ``metrics`` with every logger. On rank 0, also add ``metrics`` to ``trainer.history``."""
     keep(trainer, metrics, step)
     tell(trainer, "log_metrics", metrics=metrics, step=step)
 
@@ -50,14 +54,14 @@ def keep(trainer: Any, metrics: Mapping[str, float], step: int) -> None:
 def tell(trainer: Any, method: str, *args: Any, begins: bool = False, **named: Any) -> None:
     """Call ``method`` of every logger of ``trainer``.
 
-    A logger that raises does not end the run: its first failure is a warning, and later ones are ignored.
+    An exception of a logger does not end the run. The first failure of each logger causes a warning; later failures are
+    ignored.
 
     Args:
         trainer: the Trainer with the loggers.
         method: the name of the method.
         args, named: the arguments of ``method``.
-        begins: whether the run is being set up. If so, a logger's ConfigurationError does end the run, because its
-            message says what to correct.
+        begins: whether the run is being set up. If so, a ConfigurationError of a logger ends the run.
     """
     for logger in trainer.loggers:
         tell_one(trainer, logger, method, *args, begins=begins, **named)
@@ -80,10 +84,9 @@ def tell_one(trainer: Any, logger: Any, method: str, *args: Any, begins: bool = 
 
 
 def states_of(trainer: Any) -> dict[str, Any]:
-    """Let the loggers write their values, and return their states for a checkpoint, by class and index.
+    """Let the loggers write their values, and return the loggers' states for a checkpoint, by class and index.
 
-    Values from before a checkpoint must be written before it is saved, because a run that resumes from it does not log
-    them again.
+    Without this write, the values could be lost: a resumed run does not log values from before the checkpoint again.
     """
     if trainer.is_global_zero:
         tell(trainer, "save")
@@ -100,10 +103,10 @@ def _keyed(trainer: Any) -> list[tuple[str, Any]]:
 
 
 def continue_numbered_runs(trainer: Any, checkpoint: Mapping[str, Any] | None, path: str) -> None:
-    """Let loggers that number their runs continue the runs in which the checkpoint at ``path`` was saved.
+    """Let loggers that number their runs continue the runs of the checkpoint at ``path``.
 
-    This file is the program's newest checkpoint, and ``checkpoint`` has the file's entries; ``None`` if the entries
-    cannot be read yet.
+    This file is the program's newest checkpoint. The argument ``checkpoint`` contains the file's entries; ``None`` if
+    the entries cannot be read yet.
     """
     states = {} if checkpoint is None else checkpoint.get("loggers", {})
     for key, logger in _keyed(trainer):
@@ -112,13 +115,13 @@ def continue_numbered_runs(trainer: Any, checkpoint: Mapping[str, Any] | None, p
 
 
 def continue_runs(trainer: Any, checkpoint: Mapping[str, Any] | None, same_loggers: bool) -> None:
-    """Let the loggers of a fit continue the logged runs named in ``checkpoint``, or begin new runs. All ranks call this
-    function.
+    """Let the loggers of a fit continue the logged runs named in ``checkpoint``, or begin new runs. All ranks must call
+    this function.
 
     Args:
         trainer: the Trainer with the loggers.
         checkpoint: the checkpoint from which the fit resumes, or ``None``.
-        same_loggers: whether all ranks have the same loggers.
+        same_loggers: whether the loggers are equal on all ranks.
     """
     states = {} if checkpoint is None else checkpoint.get("loggers", {})
     continued = False
@@ -144,9 +147,9 @@ def continue_runs(trainer: Any, checkpoint: Mapping[str, Any] | None, same_logge
 def results_table(stage: str, results: list[dict[str, float]], width: int | None = None) -> str:
     """Return the metrics of each loader as a table for the terminal: one row per metric, one column per loader.
 
-    With several loaders, the suffix of their names (``/dataloader_idx_1``) becomes the column's heading. A cell is
-    empty if nothing was logged for its metric and loader. If the table is wider than the terminal, the columns that do
-    not fit follow below.
+    With several loaders, the suffix of a metric's name (``/dataloader_idx_1``) becomes the heading of a column. A cell
+    is empty if the metric was not logged for the loader. If the table is wider than the terminal, the remaining columns
+    follow below.
 
     Args:
         stage: the title.
@@ -156,7 +159,7 @@ def results_table(stage: str, results: list[dict[str, float]], width: int | None
     columns, names = _columns(results)
     if not names:
         return f"{stage}: nothing was logged"
-    first = max(len(name) for name in names) + 2  # including the indent
+    first = max(len(name) for name in names) + 2  # the width includes the indent
     if len(columns) == 1:
         return "\n".join([f"{stage}:", *(f"{'  ' + name:<{first}}  {columns[0][name]}" for name in names)])
     headings = [f"loader {index}" for index in range(len(columns))]
@@ -185,7 +188,7 @@ def results_html(stage: str, results: list[dict[str, float]]) -> str:
 
 
 def _columns(results: list[dict[str, float]]) -> tuple[list[dict[str, str]], list[str]]:
-    """Return, for each loader, the values of its metrics as texts, and the names of all metrics."""
+    """Return the metrics of each loader as texts, and the names of all metrics."""
     columns = [
         {name.removesuffix(f"/dataloader_idx_{index}"): number_text(value) for name, value in result.items()}
         for index, result in enumerate(results)

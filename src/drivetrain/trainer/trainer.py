@@ -1,4 +1,4 @@
-"""The Trainer: it makes a plan from its arguments, and runs fits and evaluations by this plan."""
+"""The Trainer makes a plan from its arguments, and runs fits and evaluations according to this plan."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ P = ParamSpec("P")
 
 
 def _completed(init: Callable[P, None]) -> Callable[P, None]:
-    """Return ``init`` with arguments filled in from the environment, and with helpful errors for wrong arguments."""
+    """Wrap ``init``. The wrapper adds arguments from environment variables, and checks the arguments' names."""
 
     @functools.wraps(init)
     def complete_and_init(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -91,7 +91,7 @@ def _completed(init: Callable[P, None]) -> Callable[P, None]:
 
 @supplied
 def translated(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the Trainer's arguments; replace objects of other APIs, which have a method ``as_settings()``."""
+    """Return the Trainer's arguments, with replacements for objects that have a method ``as_settings()``."""
     return dict(arguments)
 
 
@@ -99,12 +99,12 @@ def translated(arguments: Mapping[str, Any]) -> dict[str, Any]:
 class Trainer(TrainerView):
     """Trains, validates and tests a LightningModule, and predicts with it.
 
-    All arguments are keyword-only. An argument that is left out may come from the environment
-    (``PL_TRAINER_MAX_EPOCHS=3``). The constructor decides, for example, which devices "auto" means on this machine:
+    All arguments are keyword-only. Environment variables such as ``PL_TRAINER_MAX_EPOCHS=3`` set arguments that the
+    program does not pass. The constructor decides, for example, which devices "auto" means on this machine.
     ``print(trainer.plan)`` shows these decisions.
 
     Raises:
-        ConfigurationError: an argument is wrong or contradicts another one.
+        ConfigurationError: an argument is wrong, or contradicts another argument.
         NotSupportedError: an argument is valid, but this version does not support it.
     """
 
@@ -183,16 +183,16 @@ class Trainer(TrainerView):
             verbs.refuse_trainer(plan.strategy_class)
         self.limits, self.progress = Limits.of(self.settings), Progress()
         self.default_root_dir = spelled(self.settings.default_root_dir or Path.cwd())
-        # Checked before the engine is built, because the engine changes the caller's strategy.
+        # The callbacks are checked before the engine is built, because the engine changes the caller's strategy.
         self._callbacks: list[Callback] = attach.callbacks_of(self.settings, plan.environment)
         self._loggers: list[Logger] = attach.loggers_of(self.settings, plan, self.default_root_dir)
         self._profiler, self.predictions = attach.profiler_of(self.settings), Predictions()
         self.engine = Engine(plan=plan, check_collectives=self.settings.check_collectives)
-        self.engine.stall_timeout_s = None  # the Trainer itself lets a process watch each run
+        self.engine.stall_timeout_s = None  # the Trainer starts a watching process for each run
         self.engine.launcher.stop_timeout_s = self.settings.stop_timeout_s
         self.logbook = Logbook(torch.float64 if self.accelerator.supports_float64 else torch.float32)
         self._failed_loggers, self.ranks_of_job = list[Any](), list[dict[str, Any]]()  # see Outcome.ranks
-        self._program: dict[str, str] = {}  # digests of the newest fit: see last.py; must be set last: see __setattr__
+        self._program: dict[str, str] = {}  # digests of the newest fit; set last: see __setattr__
 
     # ---- entry points --------------------------------------------------------------------------------------------
 
@@ -212,18 +212,19 @@ class Trainer(TrainerView):
         Args:
             model: the module to train.
             train_dataloaders: the training loader, or a list or dictionary of loaders; a list of batches is one loader.
-                ``None``: the datamodule's, or else the model's.
-            val_dataloaders: the validation loader or a list of loaders; ``None``: the datamodule's, or else the
-                model's.
+                ``None``: the datamodule's loaders; without a datamodule, the model's loaders.
+            val_dataloaders: the validation loader or a list of loaders; ``None``: as for the training loader.
             datamodule: the source of the data, instead of loaders.
-            ckpt_path: the checkpoint to resume from: a path, or "best" or "last" for those of the ModelCheckpoint.
-            weights_only: ``None`` or True reads the checkpoint as plain data, which runs no code. False unpickles
-                everything in it, which can run any code: use it only for files that you trust.
+            ckpt_path: the checkpoint to resume from: a path, or "best" or "last" for the best or newest checkpoint of
+                ModelCheckpoint.
+            weights_only: ``None`` or True reads the checkpoint as plain data, and runs no code. False unpickles the
+                checkpoint, and this can run any code. Pass False only for files that you trust.
 
         Raises:
-            ConfigurationError: an argument is missing, or two contradict each other; nothing has run yet.
-            SystemExit: after Ctrl-C (code 130) or SIGTERM (code 143, a SIGTERMException), when everything is saved and
-                cleaned up. In a notebook, Ctrl-C raises KeyboardInterrupt instead.
+            ConfigurationError: an argument is missing, or two arguments contradict each other. Raised before the run
+                begins.
+            SystemExit: after Ctrl-C (code 130) or SIGTERM (code 143, a SIGTERMException). Raised after the final save
+                and the clean-up. In a notebook, Ctrl-C raises KeyboardInterrupt instead.
         """
         passed = {"fit": train_dataloaders, "validate": val_dataloaders}
         self.run_job(self._job(TrainerFn.FITTING, model, passed, datamodule, ckpt_path, weights_only, unknown))
@@ -244,8 +245,9 @@ class Trainer(TrainerView):
         """Run one pass over the validation loaders, without gradients.
 
         Args:
-            model: the module to evaluate; ``None``: the model of the last run, with its best checkpoint.
-            dataloaders: the loader or a list of loaders; ``None``: the datamodule's, or else the model's.
+            model: the module to evaluate; ``None``: the model of the last run, with the weights of the best checkpoint.
+            dataloaders: the loader or a list of loaders; ``None``: the datamodule's loaders; without a datamodule, the
+                model's loaders.
             ckpt_path: a checkpoint whose weights are loaded into the model before the evaluation.
             verbose: print the metrics.
             datamodule: the source of the data, instead of loaders.
@@ -288,14 +290,17 @@ class Trainer(TrainerView):
         """Return the output of ``predict_step`` for every batch, in host memory.
 
         Args:
-            model: the module that predicts; ``None``: the model of the last run, with its best checkpoint.
-            dataloaders: the loader or a list of loaders; ``None``: the datamodule's, or else the model's.
+            model: the module that predicts; ``None``: the model of the last run, with the weights of the best
+                checkpoint.
+            dataloaders: the loader or a list of loaders; ``None``: the datamodule's loaders; without a datamodule, the
+                model's loaders.
             datamodule: the source of the data, instead of loaders.
-            return_predictions: whether to keep the predictions. Pass False if a callback writes them to files.
+            return_predictions: whether to keep the predictions. Pass False if a callback writes the predictions to
+                files.
             ckpt_path, weights_only: as in :meth:`validate`.
 
         Returns:
-            One output per batch; with several loaders, a list of outputs for each. Empty with
+            One output per batch; with several loaders, one list of outputs per loader. Empty with
             ``return_predictions=False``.
         """
         passed = {"predict": dataloaders}
@@ -310,17 +315,18 @@ class Trainer(TrainerView):
         storage_options: Any = None,
         allow_pickle: bool = False,
     ) -> None:
-        """Write the state of the run to ``filepath``. Call it on every rank.
+        """Write the state of the run to ``filepath``. Every rank must call this method.
 
-        On return, the checkpoint is completely written. During a run with a CheckpointIO that writes in the background,
-        this is only true after ``trainer.strategy.checkpoint_io.wait(filepath)``, or at the end of the run.
+        When this method returns, the checkpoint is completely written. A CheckpointIO that writes in the background is
+        an exception: during a run, call ``trainer.strategy.checkpoint_io.wait(filepath)`` to wait for the end of the
+        write.
 
         Args:
-            filepath: the path. An old file at this path is only replaced when the new one is complete.
-            weights_only: leave out everything that is only needed to resume.
-            storage_options: passed to the CheckpointIO.
-            allow_pickle: store any object by pickling it. Loading the file then needs ``weights_only=False``, which
-                allows code in the file to run.
+            filepath: the path. An old file at this path stays until the new file is complete.
+            weights_only: leave out the state that only a resumed fit needs.
+            storage_options: options for the CheckpointIO.
+            allow_pickle: pickle objects that are not plain data. A file with pickled objects can be loaded only with
+                ``weights_only=False``, which can run code.
 
         Raises:
             ConfigurationError: there is no model, because no run has begun.
@@ -337,7 +343,7 @@ class Trainer(TrainerView):
         return normalise(returned, by_hand=not self.lightning_module.automatic_optimization)
 
     def init_module(self, empty_init: bool | None = None) -> AbstractContextManager[None]:
-        """Context in which new layers are created on this Trainer's device and in its precision.
+        """Context in which new layers are created on the Trainer's device, in the Trainer's precision.
 
         Args:
             empty_init: leave parameters uninitialized, because a checkpoint will be loaded; ``None``: False.
@@ -353,7 +359,7 @@ class Trainer(TrainerView):
         return results
 
     def _passed_or_set(self, fn: TrainerFn, ckpt_path: str | Path | None) -> str | Path | None:
-        """Return ``ckpt_path``; if it is ``None``, the value that user code has set as ``trainer.ckpt_path``."""
+        """Return ``ckpt_path``; for ``None``, the value that user code has assigned to ``trainer.ckpt_path``."""
         if ckpt_path is not None and self._set_ckpt_path is not None:
             rank_zero_warn(
                 f"trainer.{fn.value} was passed ckpt_path={str(ckpt_path)!r}, and trainer.ckpt_path was set to "
@@ -372,9 +378,9 @@ class Trainer(TrainerView):
         weights_only: bool | None,
         unknown: Mapping[str, Any] | None = None,
     ) -> jobs.Job:
-        """Check the arguments of an entry point and return the job; nothing is built.
+        """Check the arguments of an entry point, and return the job; create no other objects.
 
-        Without a ``model``, an evaluation uses the model of the last run, with its best checkpoint.
+        Without a ``model``, an evaluation uses the model of the last run, with the weights of the best checkpoint.
         """
         if unknown:
             raise overlooked.unknown_of(fn, unknown, list(inspect.signature(getattr(Trainer, fn.value)).parameters)[1:])
@@ -397,7 +403,7 @@ class Trainer(TrainerView):
         attach.check_hooks([model, datamodule, *self.callbacks], self.strategy.facts.earlier.hooks)
         if fn is TrainerFn.FITTING:
             overlooked.warn_of_the_overlooked(model, self.settings)
-            if ckpt_path is None:  # a checkpoint would replace the states that the warnings are about
+            if ckpt_path is None:  # a checkpoint would replace these states
                 overlooked.warn_of_used_callbacks(self, model, Callback)
                 overlooked.tell_of_used_trainer(self, model)
         if not is_own_class(type(precision := self.strategy.precision_plugin)):
@@ -411,7 +417,9 @@ class Trainer(TrainerView):
         return jobs.Job(fn, model, passed, datamodule, checkpoint_path, weights_only, compiled_by)
 
     def run_job(self, job: jobs.Job) -> list[Any]:
-        """Run ``job`` here, or in processes started for it; clean up after an exception, and raise it again."""
+        """Run ``job`` in this process, or in new processes. After an exception, clean up and raise the exception
+        again.
+        """
         if self.progress.status is TrainerStatus.RUNNING and self.progress.fn and self._run_parts is not None:
             raise ConfigurationError(
                 f"trainer.{job.fn.value} was called while trainer.{self.progress.fn.value} runs, and would overwrite "
@@ -420,7 +428,7 @@ class Trainer(TrainerView):
 
         results: list[Any] = []
         again: jobs.Job | None = None
-        with stop.sigterm_raises(self.engine.launcher.is_external):  # SIGTERM raises in the except clauses, too
+        with stop.sigterm_raises(self.engine.launcher.is_external):  # SIGTERM also raises inside the except clauses
             try:
                 if not self.engine.launcher.is_external:
                     results = jobs.run_elsewhere(self, job, functools.partial(life.connect, self))
@@ -441,7 +449,7 @@ class Trainer(TrainerView):
             except KeyboardInterrupt as interrupt:
                 rank_zero_info("Interrupted: cleaning up.")
                 life.abort(self, interrupt)
-                if in_notebook():  # a notebook shows ten lines of source for each frame
+                if in_notebook():  # a notebook would show ten lines of source for each frame
                     raise interrupt.with_traceback(None) from None
                 raise SystemExit(128 + signal.SIGINT) from interrupt
             except BaseException as error:
@@ -456,15 +464,15 @@ class Trainer(TrainerView):
         self.progress.end_run()
         return results
 
-    if not TYPE_CHECKING:  # for a type checker, __getattr__ would make every attribute valid
+    if not TYPE_CHECKING:  # otherwise a type checker would accept every attribute
 
         def __getattr__(self, name):
             if (cure := instead_of("trainer", name)) is not None:
                 raise MissingAttributeError(f"A Trainer has no attribute {name!r}. {cure}")
-            return object.__getattribute__(self, name)  # raises the original AttributeError again
+            return object.__getattribute__(self, name)  # raises the usual AttributeError
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # After the constructor, a new attribute may be a misspelt name; the loops set none in a step.
+        # After the constructor, a new attribute is possibly a misspelt name. The loops set no new attributes.
         own = self.__dict__
         if name not in own and "_program" in own and not hasattr(type(self), name):
             overlooked.warn_of_attribute(
@@ -479,5 +487,5 @@ class Trainer(TrainerView):
         return notebook.table([(repr(self),)]) + self.plan._repr_html_()
 
     def __getstate__(self) -> dict[str, Any]:
-        # a Trainer that is unpickled in another process has not begun a run
+        # a Trainer that is unpickled in another process has no run
         return {**self.__dict__, "_run_parts": None, "_hooks": None}

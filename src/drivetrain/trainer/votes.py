@@ -1,4 +1,6 @@
-"""Let the ranks report after each phase of a run's set-up, so that no rank waits for one that has failed."""
+"""Lets each rank report success or failure after each phase of a run's set-up, so that no rank waits for a failed
+rank.
+"""
 
 from __future__ import annotations
 
@@ -16,23 +18,24 @@ from drivetrain.trainer.shown import summary
 
 PREPARE_DATA = "prepare_data"
 
-# seconds between two checks of the store, at first and at most
+# the first and the longest pause between two checks of the store, in seconds
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.001, 0.25
-_PATIENCE_S = 5.0  # a rank polls the store this long, then waits in a collective, which ends if a rank dies
+_PATIENCE_S = 5.0  # after this time, the ranks wait in a collective
 _ALL = "all ranks have come through"
 
 Vote = Callable[[str], AbstractContextManager[None]]
 
 
 def votes_of(trainer: Any) -> Vote:
-    """Return a function that creates the context of one phase of the set-up; at its end, the ranks wait for each other.
+    """Return a function that creates the context for one phase of the set-up. At the context's end, the ranks wait for
+    each other.
 
-    The ranks poll the job's store, so that the process group can still be used after one of them has failed.
-    ``PREPARE_DATA``, in which one rank may download data for the others, has no time limit. With one process, or
+    The ranks poll the job's store (torch's key-value store); the process group stays usable after a failure. The phase
+    ``PREPARE_DATA`` has no time limit, because one rank can download data for the other ranks. With one process, or
     without a store, the context does nothing.
 
-    The context raises a PeerError if another rank has failed in the phase. The message names the rank, the line and the
-    exception.
+    The context raises a PeerError if another rank has failed in the phase. The message contains the failed rank, the
+    line of code and the exception.
     """
     world = trainer.strategy.world
     if world.size == 1 or (store := world.store) is None:
@@ -50,14 +53,14 @@ def _voting(store: Any, world: Group, key: str, phase: str, progress: Progress) 
         # A rank that was asked to end has not failed: the launching process also asks the other ranks to end.
         if not isinstance(error, (PeerError, SIGTERMException, KeyboardInterrupt)):
             text = summary(error, progress, phase)
-            # the store ignores this text if another rank has already reported a result
+            # the store ignores this text if the result is already set
             failing.use_store(lambda: store.compare_set(result, "", text))
         raise
     if store.add(count, 1) == world.size:
         store.compare_set(result, "", _ALL)
     ends = math.inf if phase == PREPARE_DATA else time.monotonic() + _PATIENCE_S
     pause = _FIRST_PAUSE_S
-    while not store.check([result]) and time.monotonic() < ends:  # polls, so that Ctrl-C works
+    while not store.check([result]) and time.monotonic() < ends:  # a poll lets Ctrl-C end the wait
         time.sleep(pause)
         pause = min(2 * pause, _LAST_PAUSE_S)
     if store.check([result]) and (found := store.get(result).decode()) != _ALL:

@@ -1,4 +1,4 @@
-"""Save and restore the weights in a checkpoint, and restore the callbacks' states."""
+"""Saves and restores the weights in a checkpoint, and restores the callbacks' states."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from drivetrain.module.frozen import check_base
 from drivetrain.module.trainable import is_strict
 
 AVERAGED = "averaged_state_dict"
-"""The key of averaged weights in a checkpoint. "state_dict" always holds the weights that the optimizer trains."""
+"""The key of averaged weights in a checkpoint. The entry "state_dict" always contains the weights that the optimizer
+trains.
+"""
 
 
 def of(trainer: Any) -> dict[str, Any]:
-    """Return the weights of the Trainer's run for a checkpoint; every rank must call this."""
+    """Return the weights of the Trainer's run for a checkpoint; every rank must call this function."""
     checkpoint: dict[str, Any] = {"state_dict": trainer.strategy.lightning_module_state_dict()}
     if trainer.settings.save_trainable_only:
         state, optimizers = checkpoint["state_dict"], trainer.strategy.optimizers
@@ -32,7 +34,7 @@ def restore(trainer: Any, checkpoint: dict[str, Any], fitting: bool) -> None:
     """Load the weights of ``checkpoint`` into the module and the callbacks.
 
     Raises:
-        CheckpointError: the checkpoint has no weights, or they do not fit the module.
+        CheckpointError: the checkpoint has no weights, or the weights do not fit the module.
     """
     module = trainer.lightning_module
     if "state_dict" not in checkpoint:
@@ -69,7 +71,7 @@ def restore_callbacks(trainer: Any, states: dict[str, Any]) -> None:
     """Call ``load_state_dict`` of the callbacks when a fit resumes."""
     known: set[str] = set()
     for callback in trainer.callbacks:
-        by_class = type(callback).__qualname__  # the key in checkpoints of Lightning 1.4 and earlier
+        by_class = type(callback).__qualname__  # the key in files of Lightning 1.4 and earlier
         key = callback.state_key if callback.state_key in states else by_class
         known |= {callback.state_key, by_class}
         if key in states:
@@ -83,10 +85,10 @@ def restore_callbacks(trainer: Any, states: dict[str, Any]) -> None:
 
 
 def restore_outside_of_fit(trainer: Any, checkpoint: dict[str, Any]) -> None:
-    """Call ``on_load_checkpoint`` and ``load_state_dict`` of the user's callbacks in a run that is not a fit.
+    """In an evaluation or prediction, call ``on_load_checkpoint`` and ``load_state_dict`` of the user's callbacks.
 
     For example, a user's callback with averaged weights needs its state for a test. Drivetrain's own callbacks are
-    skipped, because their states describe a fit: its counters, and the files that it has written.
+    skipped, because their states describe a fit: its counters and its files.
     """
     for callback in trainer.callbacks:
         if _is_of_program(callback, "on_load_checkpoint"):

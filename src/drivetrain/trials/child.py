@@ -1,5 +1,5 @@
-"""The process of a trial, which ``drivetrain advise`` starts: it runs a program until its first fit has made the steps
-of the trial.
+"""The process that ``drivetrain advise`` starts for a trial: runs a program until the first fit has made the trial's
+optimizer steps.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ from drivetrain.tuner.lr_finder import LearningRateFinder
 
 PROG = "drivetrain advise"
 LEFT_OUT = (Checkpoint, GoodputMonitor, ModelSummary, ProgressBar, Timer, BatchSizeFinder, LearningRateFinder)
-"""Callbacks that a trial leaves out, because they write to files or to the terminal, limit the time, or start training
-of their own."""
+"""Callbacks that a trial leaves out. These callbacks write to files or to the terminal, limit the time, or start
+additional training.
+"""
 
 _LEAST_STEPS = 20
-_LEAST_S = 1.0  # if less time were measured, the machine's load would decide the result, not the change
+_LEAST_S = 1.0  # in less time, the machine's load would dominate the result
 
 
 class NoLogger(DummyLogger):
-    """Replaces the program's loggers. It writes nothing; its folder is the trial's."""
+    """Replaces the program's loggers, and writes nothing. ``log_dir`` is the folder of the trial."""
 
     def __init__(self, folder: str) -> None:
         super().__init__()
@@ -50,15 +51,15 @@ class NoLogger(DummyLogger):
 
 
 class Trial(Callback):
-    """Measures the first fit of this process, with one cure applied, and ends the process.
+    """Measures the first fit of this process, with or without a cure, and ends the process.
 
     Args:
         result: the file to which the result is written.
         folder: an empty folder, in place of the Trainer's ``default_root_dir``.
-        steps: how many optimizer steps are measured. ``None``: 20; with ``looks``, the result then says how many steps
-            take a second.
-        warmup: how many unmeasured steps come before the measured ones.
-        cure: the attributes of a :class:`drivetrain.trials.cures.Cure`; ``None``: the program as it is.
+        steps: the number of measured optimizer steps. ``None``: 20; with ``looks``, the result then contains the number
+            of steps that take a second.
+        warmup: the number of unmeasured optimizer steps at the start.
+        cure: the attributes of a :class:`drivetrain.trials.cures.Cure`; ``None``: the unchanged program.
         looks: add to the result the cures that apply to this program, and the number of steps for further trials.
     """
 
@@ -70,8 +71,8 @@ class Trial(Callback):
     ) -> None:  # fmt: skip
         self._result, self._folder, self._cure, self._looks = result, folder, cure, looks
         self._steps, self._warmup, self._is_timed = steps or _LEAST_STEPS, warmup, steps is None
-        self._window = 1  # how many batches the program accumulates for an optimizer step
-        self._given: Any = None  # the training data as the program passes it
+        self._window = 1  # batches per optimizer step in the program
+        self._given: Any = None  # the training data that the program passes
         self._batches = self._samples = 0
         self._began = 0.0
 
@@ -92,7 +93,7 @@ class Trial(Callback):
             if stage != "fit":
                 return made
             self._given = made
-            batches = (self._warmup + self._steps) * self._window + 1  # 1: the loop fetches one batch ahead
+            batches = (self._warmup + self._steps) * self._window + 1  # 1, because the loop fetches one batch ahead
             return made if self._cure is None else changed(made, self._cure, batches)
 
         trainers._job, loaders.unshared = job, loaders_of
@@ -105,10 +106,10 @@ class Trial(Callback):
     def _end(self, **found: Any) -> None:
         self.write(**found)
         sys.stdout.flush()
-        os._exit(0)  # os._exit, so that neither the program's code after its fit nor its exit handlers run
+        os._exit(0)  # skip the program's code after the fit, and all exit handlers
 
     def _prepare(self, trainer: Any) -> None:
-        """Refuse a fit that cannot be measured; limit its validations, and apply the cure's settings."""
+        """Refuse a fit that cannot be measured. Otherwise limit validations, and apply the cure's settings."""
         if trainer.world_size > 1 or not trainer.engine.launcher.is_external:
             self._end(
                 refused=f"The program trains with {trainer.world_size} processes, and a trial measures one. Let the "
@@ -128,7 +129,7 @@ class Trial(Callback):
     # ---- hooks ---------------------------------------------------------------------------------------------------
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Count the batch; start the clock after the warm-up, and end after the last step."""
+        """Count the batch. Start the clock after the warm-up, and end the trial after the last step."""
         self._batches += 1
         window = trainer.limits.accumulate
         if self._batches == self._warmup * window:
@@ -140,7 +141,7 @@ class Trial(Callback):
             self._finish(trainer)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """End the trial with fewer steps, because the program's own limits have ended the fit."""
+        """End the trial, with fewer steps, if the program's own limits end the fit."""
         if not self._began or not self._samples:
             self._end(
                 refused=f"The program's fit ends after {trainer.global_step} optimizer steps, and the first "
@@ -162,11 +163,12 @@ class Trial(Callback):
 
 
 def leave_no_trace(trainer: Any, model: Any, folder: str, **settings: Any) -> None:
-    """Switch off what writes to files or to the terminal, and what takes time besides training.
+    """Switch off loggers, callbacks and settings that write to files or to the terminal, or take time in addition to
+    training.
 
     Args:
         trainer: the Trainer before its run.
-        model: its module.
+        model: the module.
         folder: an empty folder, in place of the Trainer's own.
         settings: further settings of the Trainer to replace.
     """
@@ -183,7 +185,7 @@ def _without_traces(callbacks: Iterable[Any]) -> list[Any]:
 
 
 def main() -> int:
-    """Run the program on the command line, with the trial that :data:`VARIABLE` asks for."""
+    """Run the program on the command line; the environment variable :data:`VARIABLE` describes the trial."""
     given = parse_program(PROG)
     trial = Trial(**json.loads(os.environ[VARIABLE]))
     trial.install()
@@ -197,7 +199,7 @@ def main() -> int:
 def _cause(error: Exception) -> str:
     """Return an exception as one line."""
     lines = str(error).strip().splitlines() or [""]
-    # torch's message about an error in a loader's worker, with the worker's traceback
+    # torch's message contains the traceback of a loader's worker
     if lines[0].startswith("Caught "):
         return f"{lines[-1]} (in a worker)"
     return f"{type(error).__name__}: {lines[0]}"

@@ -1,4 +1,6 @@
-"""The command ``drivetrain advise``: try each cure that applies to a program, and print what makes it faster."""
+"""The command ``drivetrain advise``: tries each cure (a change) that applies to a program, and prints the cures that
+help.
+"""
 
 from __future__ import annotations
 
@@ -44,15 +46,15 @@ def parser(prog: str) -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain advise") -> int:
-    """Try what may make the program in ``arguments`` faster.
+    """Try cures for the program in ``arguments``, and print the cures that make the program faster.
 
     Args:
         arguments: the words after the command's name; ``None``: ``sys.argv[1:]``.
         prog: the command's name in messages.
 
     Returns:
-        0: the program was measured, whether a change helps or not. 1: the program fails, or cannot be measured. 130:
-        interrupted; what was measured is printed. Wrong usage ends in ``SystemExit(2)``.
+        0: the program was measured. 1: the program fails, or cannot be measured. 130: interrupted; the measurements so
+        far are printed. Wrong usage ends in ``SystemExit(2)``.
     """
     made = parser(prog)
     given = made.parse_args(arguments)

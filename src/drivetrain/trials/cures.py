@@ -1,5 +1,5 @@
-"""Cures, which are changes that may make a fit faster: find those that apply to a program, say what to write, and apply
-them in a trial.
+"""Cures are changes that can make a fit faster. This file finds a program's possible cures, says what to write for each
+cure, and applies a cure in a trial.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from drivetrain.strategies.fsdp_blocks import find_blocks
 from drivetrain.trials import NAMES
 
 _WORKERS = (0, 1, 2, 4)
-_COMPARED = 4  # how many samples are fetched twice, to see whether a sample is the same each time
-_MOST_MEMORY = 0.5  # the part of the free memory that a data set of tensors may take
+_COMPARED = 4  # the number of samples to fetch twice and compare
+_MOST_MEMORY = 0.5  # the largest fraction of the free memory for a data set of tensors
 _IN_USE = "it is in use already"
 
 
@@ -40,15 +40,15 @@ class Cure:
     """One change of a program.
 
     Attributes:
-        name: one of :data:`~drivetrain.trials.NAMES`, with the value if several values are tried, as in
+        name: one of :data:`~drivetrain.trials.NAMES`. If several values are tried, the name includes the value, as in
             ``num_workers=4``.
         write: what to write in the program.
         loader: attributes of the training loader that the cure changes.
         settings: arguments of the Trainer that the cure changes.
-        factor: the batch size is multiplied, and the number of batches of an optimizer step divided, by it.
-        holds: whether the data set is held in memory as tensors.
+        factor: the factor for the batch size; the number of batches per optimizer step is divided by this factor.
+        holds: whether the cure keeps the data set in memory as tensors.
         why_not: why the cure is not tried; "" if it is tried.
-        note: what the cure costs or changes, besides the time.
+        note: costs and other effects of the cure.
     """
 
     name: str
@@ -66,8 +66,8 @@ def cures_of(trainer: Trainer, given: Any, batches: int) -> list[Cure]:
 
     Args:
         trainer: the Trainer, in its fit.
-        given: the training data as the program passes it.
-        batches: how many batches a trial trains on.
+        given: the training data that the program passes.
+        batches: the number of batches in a trial.
     """
     if isinstance(given, DataLoader) and draws_samples(given):
         counts = [count for count in _WORKERS if count != given.num_workers]
@@ -120,7 +120,7 @@ def _tensors(loader: DataLoader[Any]) -> Cure:
 
 
 def _as_dataset(held: Any) -> Any:
-    """Return one of torch's data sets, over the tensors that ``default_collate`` has returned.
+    """Return one of torch's datasets for the tensors in a result of ``default_collate``.
 
     Raises:
         TypeError: the result does not consist of tensors.
@@ -210,7 +210,7 @@ def changed(loader: Any, cure: Mapping[str, Any], batches: int) -> Any:
     Args:
         loader: the training loader, for which :func:`cures_of` has returned the cure.
         cure: the attributes of the :class:`Cure`, by name.
-        batches: how many batches of the original size a trial trains on.
+        batches: the number of batches, of the original size, in a trial.
     """
     changes = dict(cure["loader"])
     if (factor := cure["factor"]) > 1:

@@ -1,5 +1,5 @@
-"""Run trials of a program, in each round once unchanged and once with each cure, and judge which cures make it
-faster.
+"""Runs trials of a program, and judges which cures make the program faster. Each round has one trial without a cure,
+and one trial per cure.
 """
 
 from __future__ import annotations
@@ -19,23 +19,25 @@ from drivetrain.errors import number_of
 from drivetrain.proof.runs import CannotTryError, last_lines, run_to_end
 from drivetrain.trials import VARIABLE
 
-WARMUP = 4  # unmeasured steps at the start, because up to four workers deliver their first batches at the same time
+WARMUP = 4  # unmeasured steps at the start: up to four workers deliver their first batches at once
 LEAST_GAIN = 1.05  # a smaller gain is not worth a changed program
-# the time limit of a trial is _LONGER times the time of the first trial, which compiles nothing, plus _GRACE_S
+# The time limit of a trial is _LONGER times the time of the first trial, plus _GRACE_S. The first trial compiles
+# nothing.
 _LONGER = 10.0
 _GRACE_S = 120.0  # seconds
 
 
 @dataclass
 class Judgement:
-    """How a cure changes the speed.
+    """The effect of a cure on the speed.
 
     Attributes:
         ratio: the median of the rounds' ratios. A round's ratio is the speed with the cure, divided by the unchanged
             program's speed in this round.
         low, high: the smallest and the largest of these ratios.
-        helps: whether there are several ratios, all larger than :data:`LEAST_GAIN`, and larger than the unchanged
-            program's fastest round divided by its slowest.
+        helps: True if there are at least two ratios, and each ratio is larger than :data:`LEAST_GAIN` and larger than
+            the spread of the unchanged program. The spread is the speed in the fastest round divided by the speed in
+            the slowest round.
     """
 
     ratio: float
@@ -45,9 +47,9 @@ class Judgement:
 
 
 def judge(unchanged: Sequence[float], changed: Sequence[float]) -> Judgement:
-    """Compare the samples per second of each round without and with a cure."""
+    """Compare, for each round, the samples per second without and with a cure."""
     ratios = [new / old for new, old in zip(changed, unchanged, strict=True)]
-    is_measured = len(ratios) > 1  # a single round tells nothing about the variation
+    is_measured = len(ratios) > 1  # a single round has no spread
     spread = max(unchanged) / min(unchanged)
     return Judgement(
         statistics.median(ratios), min(ratios), max(ratios), is_measured and min(ratios) > max(spread, LEAST_GAIN)
@@ -60,9 +62,9 @@ class Tried:
 
     Attributes:
         name, write, note, why_not: as in :class:`drivetrain.trials.cures.Cure`.
-        samples_per_s: the speed in each round; the rounds end when it is clear that the cure does not help.
+        samples_per_s: the speed in each round. Further rounds leave out a cure that clearly does not help.
         judgement: ``None``: the cure was not tried, failed, or was interrupted in the first round.
-        failed: why a trial ended with an error; "": none did.
+        failed: the reason why a trial ended with an error; "": no trial ended with an error.
     """
 
     name: str
@@ -76,12 +78,12 @@ class Tried:
 
 @dataclass
 class Result:
-    """The measurements of all rounds; the last round may be incomplete.
+    """The measurements of all rounds; the last round can be incomplete.
 
     Attributes:
         samples_per_s: the speed of the unchanged program in each round.
-        cures: each cure, in the order in which they were tried.
-        steps: how many optimizer steps a trial measures.
+        cures: the cures in the order of their trials.
+        steps: the number of optimizer steps that a trial measures.
     """
 
     samples_per_s: list[float] = field(default_factory=list)
@@ -100,9 +102,10 @@ class Trials:
     Args:
         command: the words after ``python``.
         folder: an empty folder for everything that the trials write.
-        steps: how many optimizer steps each trial measures; ``None``: 20, or more if 20 steps take less than a second.
-        limit_s: seconds for the first trial.
-        say: called with a line of text about each trial.
+        steps: the number of optimizer steps that each trial measures; ``None``: 20, or more if 20 steps take less than
+            a second.
+        limit_s: the time limit of the first trial, in seconds.
+        say: a function that gets a line of text about each trial.
     """
 
     def __init__(
@@ -115,8 +118,8 @@ class Trials:
         """Fill in ``result``; after a KeyboardInterrupt, ``result`` has the measurements so far.
 
         Raises:
-            CannotTryError: the unchanged program fails, it has no fit that could be measured, a name in ``only`` is
-                unknown, or no change applies.
+            CannotTryError: the unchanged program fails or has no measurable fit, a name in ``only`` is unknown, or no
+                cure applies.
         """
         found, seconds = self._trial("a first look at the program", looks=True)
         result.steps = self._steps = found["steps"]
@@ -158,7 +161,7 @@ class Trials:
     def _trial(
         self, name: str, cure: dict[str, Any] | None = None, looks: bool = False
     ) -> tuple[dict[str, Any], float]:
-        """Run one trial, and return its result and how many seconds it took.
+        """Run one trial, and return the trial's result and duration in seconds.
 
         Raises:
             CannotTryError: the trial has no result; the first line of the message is the cause.
@@ -172,8 +175,8 @@ class Trials:
             "result": str(result), "folder": str(folder), "steps": self._steps, "warmup": WARMUP, "cure": cure,
             "looks": looks,
         }  # fmt: skip
-        # With these variables, caches of compilers and sockets of workers are put into the folder, too, and imports
-        # leave no new __pycache__.
+        # With TMPDIR, caches of compilers and sockets of workers are in the folder. With PYTHONDONTWRITEBYTECODE,
+        # imports create no __pycache__.
         variables = {VARIABLE: json.dumps(asked), "TMPDIR": str(self._folder), "PYTHONDONTWRITEBYTECODE": "1"}
         command = [sys.executable, *words_to_call("drivetrain.trials.child"), *self._command]
         code = run_to_end(command, Path.cwd(), variables, log, self._limit_s)
@@ -188,12 +191,12 @@ class Trials:
 
 
 def _may_help(tried: Tried) -> bool:
-    """Whether a further round can still show that a cure helps, because no ratio has been too small so far."""
+    """Whether a further round can still show that a cure helps: all ratios so far are large enough."""
     return tried.judgement is not None and tried.judgement.low > LEAST_GAIN
 
 
 def _ending(code: int) -> str:
-    """Describe how a program without a result has ended."""
+    """Describe the end of a program without a result."""
     if code == -signal.SIGKILL:
         return "The system has killed it, as it does when memory runs out."
     if code:

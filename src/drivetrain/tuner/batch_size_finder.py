@@ -19,29 +19,30 @@ _STAGES = {"fit": "fit", "validate": "val", "test": "test", "predict": "predict"
 
 
 class BatchSizeFinder(Callback):
-    """Finds the largest batch size with which a few steps fit into memory, and lets the run use it.
+    """Finds the largest batch size that fits into memory, and lets the run use this size.
 
-    For each size, the finder sets the attribute from which ``train_dataloader`` and the other loader hooks read the
-    batch size, runs ``steps_per_trial`` steps, and restores the state before them: weights, optimizer, random states,
-    counters. The finder tries larger sizes until memory runs out, the whole data set is one batch, or ``max_val`` is
-    reached. At the end, the attribute is set to the size that was found.
+    The loader hooks, such as ``train_dataloader``, must read the batch size from an attribute. For each size, the
+    finder sets the attribute, runs ``steps_per_trial`` steps, and restores the weights, the optimizer, the random
+    states and the counters. The finder tries larger sizes until memory runs out, the whole data set is one batch, or
+    ``max_val`` is reached. At the end, the finder sets the attribute to the best size.
 
     Args:
-        mode: "power": double the size until it does not fit; "binsearch": after that, search between the last size that
-            fits and the first that does not.
-        steps_per_trial: the number of optimizer steps to try with each size; in an evaluation, the number of batches.
+        mode: "power": double the size until a size does not fit; "binsearch": then also search between the last size
+            that fits and the first size that does not fit.
+        steps_per_trial: the number of optimizer steps to try with each size; in an evaluation, the number of batches to
+            try.
         init_val: the first size.
         max_trials: the maximum number of sizes to try.
-        batch_arg_name: the name of the attribute with the batch size; the module, its hparams or the datamodule has it.
-        margin: with "binsearch", the fraction by which the size that was found is reduced, as a reserve of memory.
+        batch_arg_name: the name of the attribute with the batch size, in the module, its hparams or the datamodule.
+        margin: with "binsearch", the fraction by which the finder reduces the best size, as a reserve of memory.
         max_val: the largest size to try.
 
     Attributes:
-        optimal_batch_size: the size that was found; ``None`` before.
+        optimal_batch_size: the best size; ``None`` before.
 
     Raises:
         ConfigurationError: an argument is invalid; or, when a run begins, the attribute does not exist, loaders were
-            passed to the Trainer, whose batch size no attribute can change, or the strategy has several processes.
+            passed to the Trainer (no attribute can change their batch size), or the strategy has several processes.
         torch.OutOfMemoryError: not even the smallest size fits.
     """
 
@@ -75,13 +76,13 @@ class BatchSizeFinder(Callback):
         self.scale_batch_size(trainer, pl_module)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.progress.fn != "fit":  # a validation inside a fit keeps its loaders' batch size
+        if trainer.progress.fn != "fit":  # a validation inside a fit does not change its batch size
             self.scale_batch_size(trainer, pl_module)
 
     on_test_start = on_predict_start = on_validation_start
 
     def scale_batch_size(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Find the batch size now. Call it in a hook that does not run inside a step."""
+        """Find the batch size now. Call this method in a hook outside of a step."""
         if trainer.fast_dev_run:
             rank_zero_warn("BatchSizeFinder does nothing with fast_dev_run.")
             return
@@ -114,16 +115,16 @@ class BatchSizeFinder(Callback):
 
 
 class _Trials:
-    """Tries sizes; ``count`` is the number of trials so far, ``fits`` the largest size that fits."""
+    """Tries sizes. ``count`` is the number of trials so far, and ``fits`` is the largest size that fits."""
 
     def __init__(self, finder: BatchSizeFinder, trainer: Any, module: Any, name: str, stage: str) -> None:
         self._finder, self._trainer, self._module, self._name, self._stage = finder, trainer, module, name, stage
-        self._samples = finder.max_val  # replaced by the size of the data set when a loader was created
+        self._samples = finder.max_val  # later, the size of the data set
         self._error: BaseException | None = None
         self.count = self.fits = 0
 
     def search(self) -> int:
-        """Try sizes, and return the one to use."""
+        """Try sizes, and return the size to use."""
         finder = self._finder
         size, fits, too_large = min(finder.init_val, finder.max_val), 0, 0
         while size > fits and self.count < finder.max_trials:
@@ -133,7 +134,7 @@ class _Trials:
                 too_large = size
             if not too_large:
                 size = min(2 * size, finder.max_val, self._samples)
-            elif not fits:  # even the first size was too large
+            elif not fits:  # the first size was too large
                 size = size // 2
             elif finder.mode == "power":
                 break
@@ -162,7 +163,7 @@ class _Trials:
             except RuntimeError as error:  # includes torch.OutOfMemoryError
                 if not is_out_of_memory(error):
                     raise
-                # drop the traceback, because its frames keep the tensors of the step in memory
+                # without the traceback, which would keep the tensors of the step in memory
                 self._error = error.with_traceback(None)
                 failed = True
             loader = run.loaders.made_training if stage == "fit" else run.loaders.evaluation(stage)[0].loader

@@ -1,4 +1,4 @@
-"""Find a learning rate: train with a learning rate that grows, and choose the one at which the loss falls fastest."""
+"""Find a learning rate: train with increasing learning rates, and choose the rate at which the loss falls fastest."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _SMOOTHING = 0.98
 
 
 class LRSweep:
-    """The result of a search: the learning rates that were tried, from small to large, and the loss at each.
+    """The result of a search: the tried learning rates, from small to large, and the loss at each rate.
 
     Attributes:
-        results: "lr" and "loss", lists with one entry for each optimizer step; the losses are smoothed.
+        results: "lr" and "loss", lists with an entry for each optimizer step. The losses are smoothed.
         mode, lr_min, lr_max, num_training: the finder's arguments.
     """
 
@@ -34,7 +34,7 @@ class LRSweep:
         self._optimal_idx: int | None = None
 
     def rate(self, step: int) -> float:
-        """Return the learning rate of ``step``, counted from 0; the last step has ``lr_max``."""
+        """Return the learning rate of ``step``, counted from 0. The last step has ``lr_max``."""
         part = step / max(1, self.num_training - 1)
         if parity.current().uneven_sweeps and step > 0:
             part = (step + 1) / self.num_training
@@ -101,29 +101,29 @@ class LRSweep:
 
 
 class LearningRateFinder(Callback):
-    """Finds a learning rate before training. The steps of the search have no lasting effect.
+    """Finds a learning rate before training. The steps of the search do not change the model.
 
-    The finder trains with a learning rate that grows from ``min_lr`` to ``max_lr``, suggests the learning rate at which
-    the loss fell fastest, and restores the state before the search: weights, optimizer, random states, loaders,
-    counters. Then it sets the attribute to the suggestion and creates the optimizers again, so that the fit is the same
-    as if the attribute had had this value from the start. In a fit that resumes from a checkpoint, nothing is searched,
-    and the learning rates of the checkpoint are kept. With several processes, all of them get the same learning rate.
+    The finder trains with learning rates from ``min_lr`` to ``max_lr``, and suggests the rate at which the loss fell
+    fastest. Then the finder restores the weights, the optimizer, the random states, the loaders and the counters. The
+    finder sets the attribute to the suggestion and creates the optimizers again. So the fit is the same as with this
+    attribute from the start. If a fit resumes from a checkpoint, the finder does nothing, and the checkpoint's learning
+    rates stay. All processes get the same learning rate.
 
     Args:
         min_lr, max_lr: the smallest and the largest learning rate.
-        num_training_steps: the number of learning rates to try; each is used for one optimizer step.
+        num_training_steps: the number of learning rates to try, each for one optimizer step.
         mode: "exponential": multiply the learning rate by a constant in each step; "linear": add a constant in each
             step.
         early_stop_threshold: stop when the loss exceeds the smallest loss by more than (this number - 1) times its
             absolute value; ``None``: never stop early.
-        update_attr: whether to set the attribute that holds the learning rate to the suggestion.
-        attr_name: the name of the attribute of the module, its hparams or the datamodule; "": "lr" or "learning_rate".
+        update_attr: whether to set the attribute with the learning rate to the suggestion.
+        attr_name: the name of the attribute in the module, its hparams or the datamodule; "": "lr" or "learning_rate".
 
     Attributes:
-        optimal_lr: the :class:`LRSweep`, after the search.
+        optimal_lr: after the search, the result.
 
-    With manual optimization, ``training_step`` must return the loss, and schedulers that the module steps itself do
-    nothing during the search.
+    With manual optimization, ``training_step`` must return the loss. During the search, schedulers do nothing when the
+    module steps them.
 
     Raises:
         ConfigurationError: an argument is invalid; or, when a fit begins, the attribute does not exist, or there is not
@@ -156,7 +156,7 @@ class LearningRateFinder(Callback):
         self.min_lr, self.max_lr, self.num_training_steps, self.mode = min_lr, max_lr, num_training_steps, mode
         self.early_stop_threshold, self.update_attr, self.attr_name = early_stop_threshold, update_attr, attr_name
         self.optimal_lr: LRSweep | None = None
-        self.found: tuple[str, float] | None = None  # the attribute that was set, and its value
+        self.found: tuple[str, float] | None = None  # the name of the attribute that was set, and the value
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.ckpt_path is not None:
@@ -167,7 +167,7 @@ class LearningRateFinder(Callback):
             self.lr_find(trainer, pl_module)
 
     def lr_find(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Find the learning rate now. Call it in a hook that does not run inside a step."""
+        """Find the learning rate now. Call this method in a hook outside of a step."""
         if trainer.fast_dev_run:
             rank_zero_warn("LearningRateFinder does nothing with fast_dev_run.")
             return
@@ -196,7 +196,7 @@ class LearningRateFinder(Callback):
 
     def _apply(self, trainer: Trainer, rate: float) -> None:
         run: Any = trainer.current_run
-        # before the first step, create the optimizers again, as if the attribute had always had this value
+        # before the first step, create the optimizers again with the new value
         if trainer.progress.global_step == 0:
             trainer.strategy.setup_optimizers(trainer)
             trainer.strategy.setup_precision_plugin()
@@ -208,7 +208,7 @@ class LearningRateFinder(Callback):
 
 
 class _Sweep(Callback):
-    """A callback that sets the learning rate of each step, and records the smoothed loss of each step."""
+    """A callback that sets the learning rate and records the smoothed loss of each step."""
 
     def __init__(self, sweep: LRSweep, threshold: float | None) -> None:
         self._sweep, self._threshold = sweep, threshold
@@ -222,12 +222,12 @@ class _Sweep(Callback):
             group["lr"] = self._rate
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
-        if "loss" in outputs:  # there is no loss if training_step has skipped the batch
+        if "loss" in outputs:  # no loss: training_step has skipped the batch
             reduced = trainer.strategy.reduce(outputs["loss"].detach().clone(), reduce_op="mean")
             self._window.append(float(reduced))
         step, losses = trainer.progress.global_step, self._sweep.results["loss"]
         if step == self._step or not self._window:
-            return  # further batches are accumulated before the optimizer steps
+            return  # the optimizer has not stepped yet
         self._step = step
         uneven = parity.current().uneven_sweeps
         loss = (self._window[-1] if uneven else sum(self._window)) / len(self._window)
@@ -236,6 +236,6 @@ class _Sweep(Callback):
         losses.append(self._average / (1 - _SMOOTHING ** (len(losses) + 1 + uneven)))
         self._sweep.results["lr"].append(self._rate)
         smallest = min(losses)
-        # abs(smallest), because the smallest loss may be negative
+        # abs(), because the smallest loss may be negative
         if self._threshold is not None and not losses[-1] <= smallest + (self._threshold - 1) * abs(smallest):
             trainer.should_stop = True

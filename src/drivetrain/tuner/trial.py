@@ -1,4 +1,4 @@
-"""Run a few trial steps inside a run, and restore the state before them."""
+"""Run a few trial steps inside a run, and then restore the state before the trial."""
 
 from __future__ import annotations
 
@@ -35,17 +35,14 @@ _PLAIN = (bool, int, float, str, bytes, type(None), list, dict, set, tuple)
 
 @contextmanager
 def trial(trainer: Any, callbacks: Sequence[Callback], **limits: Any) -> Iterator[Run]:
-    """Context that yields a second Run of the same module, in which a loop can run. At the end, the state before the
-    trial is restored.
-
-    The restored state includes weights, buffers, gradients, optimizers, schedulers, the loss scale, random states,
-    metric objects, plain attributes of the module, the datamodule, loaders with their samplers and data sets, counters
-    and logged values. Other effects of the module's hooks and steps, such as written files, cannot be undone. Until the
-    trial ends, the Trainer's counters are those of the trial, its callbacks are ``callbacks``, and its logger writes
-    nothing.
+    """Return a context that yields a second Run of the module, for a loop. The end of the context restores the state
+    before the trial: weights, buffers, gradients, optimizers, schedulers, the loss scale, random states, metric
+    objects, plain attributes of the module, the datamodule, loaders with their samplers and data sets, counters and
+    logged values. Other effects of hooks and steps, such as written files, stay. During the trial, the Trainer has
+    separate counters, its callbacks are ``callbacks``, and its logger writes nothing.
 
     Args:
-        trainer: a Trainer that is in a run, and calls a hook outside of a step.
+        trainer: a Trainer in a run, while a hook runs outside of a step.
         callbacks: the callbacks of the trial.
         limits: fields of :class:`Limits` to change during the trial.
     """
@@ -90,7 +87,7 @@ def _second_run(trainer: Any, run: Run, callbacks: Sequence[Callback], limits: d
         window=type(run.window)(run.window.keeps_divisor), restart=None, restored=False,
         optimizers=RunOptimizers(), kept=KeptStates(), clock=ValidationClock(), stopping=Stopping(), stop=None,
         uneven=None, stale=False, splitter=None, graphs=None,
-        # these settings are off, because BatchSizeFinder must see the error when memory runs out
+        # BatchSizeFinder must see out-of-memory errors
         settings=dataclasses.replace(run.settings, split_on_oom=False, cuda_graphs=False),
     )  # fmt: skip
     hooks.observers.append(Patience(second))
@@ -101,7 +98,7 @@ def _second_run(trainer: Any, run: Run, callbacks: Sequence[Callback], limits: d
 
 
 def _keep_loaders(kept: ExitStack, made: Any) -> None:
-    """Save the state of the trial's loaders, which were passed or come from a hook, so that the state can be restored.
+    """Save the state of the trial's loaders, and restore the state at the end of the trial.
 
     Raises:
         ConfigurationError: a loader's state cannot be saved.
@@ -124,7 +121,7 @@ OF_RUN = (
     "limits", "progress", "logbook", "_loggers", "_callbacks", "predictions", "_hooks", "_run_parts", "datamodule",
     "ckpt_path", "_optimizers_made", "ranks_of_job",
 )  # fmt: skip
-"""The attributes of a Trainer that belong to its current run, and are replaced during a trial."""
+"""The attributes of a Trainer that a trial replaces."""
 
 
 @contextmanager
@@ -147,7 +144,7 @@ def _module_kept(module: torch.nn.Module, datamodule: Any) -> Iterator[None]:
     tensors: list[Tensor] = [*module.parameters(), *module.buffers()]
     parameters = [(each, each.grad, each.requires_grad) for each in module.parameters()]
     modes = [(each, each.training) for each in module.modules()]
-    # layers are not copied, so that a copied list of layers contains the same layers
+    # layers are not copied: a copied list of layers contains the original layers
     own = [*module.modules(), *tensors]
     owners = [*module.modules(), *([] if datamodule is None else [datamodule])]
     attributes = [(each, _plain_attributes(each, own)) for each in owners]
@@ -177,12 +174,12 @@ def _is_plain(name: str, value: Any) -> bool:
 
 
 def _plain_attributes(module: Any, own: list[Any]) -> dict[str, Any]:
-    """Return the module's attributes that are numbers, strings or containers, and replace them in the module by copies;
-    attributes that cannot be copied are left out.
+    """Return the module's attributes that are numbers, strings or containers, and set copies in the module. Attributes
+    that cannot be copied are left out.
 
     Args:
         module: the module with the attributes.
-        own: objects that are not copied, so that a copied container holds these objects themselves.
+        own: objects that a copied container shares with the original.
     """
     found = {}
     for name, value in list(module.__dict__.items()):
@@ -197,10 +194,8 @@ def _plain_attributes(module: Any, own: list[Any]) -> dict[str, Any]:
 
 @contextmanager
 def _optimizers_kept(strategy: Any) -> Iterator[None]:
-    """Context that restores the optimizers' states and options at its end.
-
-    No scheduler steps in the trial. A module with manual optimization steps its schedulers itself, so it gets copies
-    that do nothing.
+    """Return a context that restores the states and options of the optimizers at its end. No scheduler steps in the
+    trial. A module with manual optimization steps the schedulers itself, so it gets copies that do nothing.
     """
     optimizers, schedulers = list(strategy.optimizers), list(strategy.lr_scheduler_configs)
     states = [{key: _copied(value) for key, value in each.state.items()} for each in optimizers]
@@ -235,14 +230,14 @@ def _idle(scheduler: Any) -> Any:
 
 
 def _copied(state: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy of an optimizer's state of one parameter; the tensors in it are not copied."""
+    """Copy an optimizer's state of one parameter, without the tensors."""
     return {name: value if isinstance(value, Tensor) else copy.deepcopy(value) for name, value in state.items()}
 
 
 @contextmanager
 def _values_kept(tensors: Sequence[Tensor]) -> Iterator[None]:
-    """Context that restores this rank's values of ``tensors`` at its end. Until then, copies of the values are kept in
-    host memory.
+    """Return a context that restores this rank's values of ``tensors`` at its end. Copies of the values are in host
+    memory.
     """
     values = [local_shard(each.data).to("cpu", copy=True) for each in tensors]
     try:

@@ -1,6 +1,4 @@
-"""Find and set the attribute with the learning rate or the batch size, on the module, its hyperparameters or the
-datamodule.
-"""
+"""Find and set the attribute with the learning rate or the batch size."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ def tuned_name(trainer: Any, module: Any, names: tuple[str, ...], owner: str, ar
     Args:
         trainer: the Trainer with the datamodule.
         module: the module of the run.
-        names: the name that the user passed, or the usual names if none was passed.
+        names: the name that the user passed, or else the usual names.
         owner: the callback, for messages.
         argument: the callback's argument for the name.
 
@@ -34,7 +32,7 @@ def tuned_name(trainer: Any, module: Any, names: tuple[str, ...], owner: str, ar
 
 
 def set_tuned(trainer: Any, module: Any, name: str, value: Any) -> None:
-    """Set the attribute ``name`` on every object that has it."""
+    """Set the attribute ``name`` on every object that has this attribute."""
     for holder in list(holders(trainer, module, name)):
         if isinstance(holder, MutableMapping):
             holder[name] = value
@@ -43,9 +41,7 @@ def set_tuned(trainer: Any, module: Any, name: str, value: Any) -> None:
 
 
 def holders(trainer: Any, module: Any, name: str) -> Iterator[Any]:
-    """Yield those of these four objects that have an attribute ``name``: the module, the module's hyperparameters, the
-    datamodule, the datamodule's hyperparameters.
-    """
+    """Yield each object that has the attribute ``name``, among the module, the datamodule and their hyperparameters."""
     for owner in (module, getattr(trainer, "datamodule", None)):
         for holder in (owner, getattr(owner, "hparams", None)):
             if name in holder if isinstance(holder, MutableMapping) else hasattr(holder, name):

@@ -1,4 +1,4 @@
-"""The Tuner, which searches a learning rate or a batch size without training afterwards."""
+"""The Tuner, which finds a learning rate or a batch size without training."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ Method = Literal["fit", "validate", "test", "predict"]
 
 
 class Tuner:
-    """Finds a learning rate or a batch size for a model. The only effect is that the model's attribute is set.
+    """Finds a learning rate or a batch size for a model.
 
-    The model's loaders are created, and ``setup``, ``configure_model`` and ``configure_optimizers`` run, as in a fit.
-    The Trainer's callbacks and loggers are not called, and no file is written.
+    The Tuner only sets the model's attribute. As in a fit, the model's loaders are created, and ``setup``,
+    ``configure_model`` and ``configure_optimizers`` are called. The Tuner calls no callbacks and loggers of the
+    Trainer, and writes no file.
 
     Args:
-        trainer: the Trainer whose accelerator, strategy and precision the steps use.
+        trainer: the Trainer with the accelerator, the strategy and the precision for the steps.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -54,10 +55,11 @@ class Tuner:
         update_attr: bool = True,
         attr_name: str = "",
     ) -> LRSweep | None:
-        """Train with growing learning rates, and return the losses; the arguments are those of LearningRateFinder.
+        """Train with increasing learning rates, and return the losses. The arguments are the arguments of
+        LearningRateFinder.
 
-        ``suggestion()`` of the result is a learning rate, and ``plot()`` draws the losses. With ``update_attr``, the
-        model's attribute is set to the suggestion.
+        The result's ``suggestion()`` returns a learning rate, and its ``plot()`` draws the losses. With
+        ``update_attr``, the Tuner sets the model's attribute to the suggestion.
 
         Raises:
             ConfigurationError: ``method`` is not "fit", or an argument is invalid.
@@ -86,14 +88,15 @@ class Tuner:
         margin: float = 0.05,
         max_val: int = 8192,
     ) -> int | None:
-        """Find the largest batch size that fits, and set it; the arguments are those of BatchSizeFinder.
+        """Find the largest batch size that fits, and set the model's attribute. The arguments are the arguments of
+        BatchSizeFinder.
 
         Args:
-            method: the stage whose steps are tried: "fit", "validate", "test" or "predict".
+            method: the stage to try: "fit", "validate", "test" or "predict".
 
         Raises:
-            ConfigurationError: an argument is invalid, or loaders were passed, whose batch size no attribute can
-                change.
+            ConfigurationError: an argument is invalid, or loaders were passed. No attribute can change the batch size
+                of a loader.
         """
         check_choice("Tuner.scale_batch_size", "method", method, ("fit", "validate", "test", "predict"))
         finder = _TunersSize(mode, steps_per_trial, init_val, max_trials, batch_arg_name, margin, max_val)
@@ -125,15 +128,15 @@ class Tuner:
             getattr(trainer, method)(model, **given, datamodule=datamodule, **options)
 
     def _set(self, model: Any, datamodule: Any, name: str, value: Any) -> None:
-        """Set the attribute in this process too, if the steps ran in other processes."""
+        """Set the attribute in this process, because the steps may have run in other processes."""
         owner = SimpleNamespace(datamodule=datamodule)
         set_tuned(owner, model, tuned_name(owner, model, (name,), "Tuner", "attr_name"), value)
 
 
 @contextmanager
 def _apart(trainer: Any, finder: Callback, method: str) -> Iterator[None]:
-    """Context in which the Trainer's only callbacks are ``finder`` and one that ends the fit. At its end, the Trainer's
-    callbacks and counters are restored.
+    """Return a context in which the Trainer has only ``finder`` and a callback that ends the fit. The end of the
+    context restores the Trainer's callbacks and counters.
     """
     own, strategy = trainer.__dict__, trainer.strategy
     before = {name: own[name] for name in OF_RUN if name in own}
@@ -155,21 +158,19 @@ def _apart(trainer: Any, finder: Callback, method: str) -> Iterator[None]:
 
 
 class _NoEpochs(Callback):
-    """Ends the Tuner's fit after the search. Until then, the module's hooks see the real ``max_epochs``."""
+    """Ends the Tuner's fit after the search. During the search, the module's hooks see the user's ``max_epochs``."""
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         run: Any = trainer.current_run
         run.limits = dataclasses.replace(run.limits, max_epochs=0)
-        run.hooks.observers.clear()  # no warning that nothing was trained, because that is intended here
+        run.hooks.observers.clear()  # a Tuner trains nothing, so a warning would be wrong
 
 
 class _TunersRate(LearningRateFinder):
-    """The finder of a Tuner's learning rate. If the steps run in other processes, its state brings the losses back to
-    this process.
-    """
+    """The Tuner's finder of learning rates. The state brings the losses back from other processes."""
 
     def _apply(self, trainer: Trainer, rate: float) -> None:
-        """Do nothing, because the Tuner does not train with the learning rate that was found."""
+        """Do nothing: the Tuner does not train with the new learning rate."""
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self.optimal_lr is None else {"results": self.optimal_lr.results, "found": self.found}
@@ -181,16 +182,15 @@ class _TunersRate(LearningRateFinder):
 
 
 class _TunersSize(BatchSizeFinder):
-    """The finder of a Tuner's batch size. In an evaluation the finder runs in the start hook. Then it sets the
-    evaluation's number of batches to 0, because a Tuner only searches.
+    """The Tuner's finder of batch sizes.
+
+    After a search for an evaluation, the finder sets the evaluation's number of batches to 0.
     """
 
-    _run: Any = None  # the run of the search, if it was in this process
+    _run: Any = None  # the run, if the search was in this process
 
     def show_loaders(self, trainer: Any) -> None:
-        """Let the Trainer's properties show the loaders and the number of batches with the size that was found, until
-        the Trainer's next run.
-        """
+        """Let the Trainer's properties show the loaders with the new batch size, until the Trainer's next run."""
         if (run := self._run) is None:
             return
         stage = run.progress.fn
@@ -208,7 +208,7 @@ class _TunersSize(BatchSizeFinder):
         super().scale_batch_size(trainer, pl_module)
         run: Any = trainer.current_run
         self._run = run
-        run.hooks.observers.clear()  # no warning that nothing was trained, because that is intended here
+        run.hooks.observers.clear()  # a Tuner trains nothing, so a warning would be wrong
         for sources in run.loaders.made_evaluation.values():
             for source in sources:
                 source.num_batches = 0

@@ -1,4 +1,4 @@
-"""Imported by every Python that starts with this folder on PYTHONPATH: see drivetrain/compat/children.py."""
+"""Python imports this file at startup, if PYTHONPATH contains this folder: see drivetrain/compat/children.py."""
 
 import importlib.machinery
 import importlib.util
@@ -7,7 +7,7 @@ import sys
 
 
 def _install() -> None:
-    """Install drivetrain.compat as the parent process did; do nothing if this Python has no drivetrain."""
+    """Install drivetrain.compat with the parent process's arguments; do nothing if drivetrain is not installed."""
     if "DRIVETRAIN_COMPAT" in os.environ and importlib.util.find_spec("drivetrain") is not None:
         from drivetrain import compat
         from drivetrain.compat import children
@@ -16,7 +16,7 @@ def _install() -> None:
 
 
 def _chain() -> None:
-    """Run the environment's own sitecustomize, which this file hides."""
+    """Run the environment's own ``sitecustomize.py``, which this file hides from Python."""
     here = os.path.dirname(os.path.abspath(__file__))
     path = [entry for entry in sys.path if os.path.abspath(entry) != here]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", path)

@@ -1,4 +1,4 @@
-"""``drivetrain migrate``: rewrites programs written for Lightning, where a rewrite is safe."""
+"""``drivetrain migrate``: rewrites programs written for Lightning, and reports code that cannot be rewritten safely."""
 
 from drivetrain.base.lazy import lazy
 

@@ -11,13 +11,13 @@ from drivetrain.legacy.migrate.source import Source
 
 
 class Bound(NamedTuple):
-    """A local name that an import binds to a module or object of Lightning.
+    """A local name that an import binds to a module or another object of Lightning.
 
     Attributes:
         local: the name in the program.
-        module: the imported module, or the module of the imported name.
-        name: the object's name in the module; "" if the import binds the module itself.
-        statement, alias: the import statement, and the part of it that binds the name.
+        module: the imported module, or the module from which the name is imported.
+        name: the object's name in the module; "" if the local name is the module itself.
+        statement, alias: the import statement, and the part of the statement that binds the name.
     """
 
     local: str
@@ -28,12 +28,12 @@ class Bound(NamedTuple):
 
 
 class Chain(NamedTuple):
-    """An expression such as ``pl.callbacks.Timer``, up to the name of a Lightning object.
+    """An expression such as ``pl.callbacks.Timer``, which ends with the name of a Lightning object.
 
     Attributes:
         bound: the local name with which the expression begins.
-        node: the expression up to and including the name, without further attributes.
-        module: Lightning's module that has the name.
+        node: the expression, without attributes after the name.
+        module: the module of Lightning that contains the name.
         name: the name; "" if the expression is the module itself.
         today: the name's counterpart in drivetrain; ``None`` if there is none.
     """
@@ -46,7 +46,7 @@ class Chain(NamedTuple):
 
 
 class Bindings:
-    """What the names in one program mean.
+    """Finds what the names in one program refer to.
 
     Args:
         source: the program.
@@ -54,8 +54,8 @@ class Bindings:
 
     Attributes:
         is_of_version_1: whether the program was written for version 1 of Lightning.
-        callbacks: the callbacks of drivetrain that rewritten calls need.
-        star_imports: the imports ``from lightning.pytorch import *`` and similar ones.
+        callbacks: drivetrain's callbacks that the rewritten program must import.
+        star_imports: the imports of all names, such as ``from lightning.pytorch import *``.
         first_import: the first statement that imports Lightning or drivetrain.
     """
 
@@ -110,7 +110,7 @@ class Bindings:
         return Chain(bound, reached, module, "", None)
 
     def meaning(self, node: ast.expr) -> Today | None:
-        """Return the object of drivetrain that an expression means; ``None`` if the expression names nothing of
+        """Return the object of drivetrain that an expression refers to; ``None`` if the expression does not refer to
         Lightning or drivetrain.
         """
         if isinstance(node, ast.Subscript):
@@ -133,8 +133,8 @@ class Bindings:
         return Today(ours.home, node.attr) if is_package and ours is not None else None
 
     def makes(self, node: ast.expr) -> Today | None:
-        """Return the object of drivetrain that a call of ``node`` calls; a class of this file without ``__init__``
-        counts as the class that it extends.
+        """Return the object of drivetrain that a call of ``node`` calls. A class of the program without ``__init__``
+        counts as its base class.
         """
         own = self._classes.get(node.id) if isinstance(node, ast.Name) else None
         if own is None or len(own.bases) != 1 or any(getattr(each, "name", "") == "__init__" for each in own.body):
@@ -142,7 +142,7 @@ class Bindings:
         return self.meaning(own.bases[0])
 
     def is_a(self, node: ast.ClassDef, name: str, seen: frozenset[str] = frozenset()) -> bool:
-        """Whether a class extends drivetrain's class ``name``, directly or through other classes in this file."""
+        """Whether a class extends drivetrain's class ``name``, directly or through other classes of the program."""
         for base in node.bases:
             if (today := self.meaning(base)) is not None and today.name == name:
                 return True
@@ -153,9 +153,9 @@ class Bindings:
 
 
 def _stored(tree: ast.Module, imports: set[int]) -> set[str]:
-    """Return the names that something other than an import of Lightning binds in the program."""
+    """Return the names in the program that are not bound by an import of Lightning."""
     found: set[str | None] = set()
-    absent = {  # names that are set to None, such as pl after a failed import
+    absent = {  # names set to None, for example after a failed import
         id(target)
         for node in ast.walk(tree)
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and node.value.value is None

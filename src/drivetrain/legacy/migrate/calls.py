@@ -1,6 +1,4 @@
-"""Calls and classes in a program for an earlier Lightning: rewrite what was renamed, and report what has changed in
-other ways.
-"""
+"""Rewrites renamed members and arguments in a program for an earlier Lightning, and reports other changes."""
 
 from __future__ import annotations
 
@@ -24,23 +22,23 @@ RENAMED = {
     ("log", "sync_dist_op"): "reduce_fx",
     ("log_dict", "sync_dist_op"): "reduce_fx",
 }
-"""By method and argument, the argument's name today."""
+"""The current name of each renamed argument, by method and old name."""
 
 _OF_CLASSES = {
     ("ModelCheckpoint", "every_n_val_epochs"): "every_n_epochs",
     ("ModelCheckpoint", "period"): "every_n_epochs",
 }
-"""By class and constructor argument, the argument's name today."""
+"""The current name of each renamed constructor argument, by class and old name."""
 
 GONE = TODAY["members"]
-"""Members that Lightning's Trainer had, each with what to write today."""
+"""For each former member of Lightning's Trainer, what to write today."""
 
 _OF_STEPS = {
     "optimizer_idx": "write self.automatic_optimization = False, and step the optimizers of self.optimizers() in "
     "training_step",
     "hiddens": "loop over the parts of the batch, with manual optimization",
 }
-"""Arguments that steps no longer get, each with what to write instead."""
+"""For each argument that steps no longer get, what to write instead."""
 
 _STEPS = ("training_step", "validation_step", "test_step")
 
@@ -89,8 +87,8 @@ def _rename(bindings: Bindings, called: str, keyword: ast.keyword, new: str | No
 
 
 def _rewrite_object(bindings: Bindings, node: ast.Call, today: Today) -> None:
-    """Rewrite the arguments in a call of something other than the Trainer; report arguments that drivetrain does not
-    accept there.
+    """Rewrite the arguments of a call other than ``Trainer(...)``; report arguments that drivetrain does not accept in
+    this call.
     """
     given: dict[Any, ast.keyword] = {keyword.arg: keyword for keyword in node.keywords}
     accepted = _accepted(today, given)
@@ -110,7 +108,9 @@ def _rewrite_object(bindings: Bindings, node: ast.Call, today: Today) -> None:
 
 
 def _accepted(today: Today, given: dict[Any, ast.keyword]) -> dict[Any, Any]:
-    """Return the ``given`` arguments that the function or class ``today`` accepts; all if its signature is unknown."""
+    """Return the ``given`` arguments that the function or class ``today`` accepts; all arguments if the signature of
+    ``today`` is unknown.
+    """
     try:
         return taken(getattr(importlib.import_module(today.home), today.name), given)
     except (AttributeError, TypeError, ValueError):
@@ -176,7 +176,7 @@ def _report_step(bindings: Bindings, method: ast.FunctionDef | ast.AsyncFunction
 
 
 def _report_dictionary(bindings: Bindings, node: ast.Return | ast.Call) -> None:
-    """Report a dictionary with "log" or "progress_bar" that a step returns or passes on."""
+    """Report a step that returns or passes a dictionary with the key "log" or "progress_bar"."""
     for inner in ast.walk(node):
         if not isinstance(inner, ast.Dict):
             continue
@@ -204,7 +204,7 @@ def _rewrite_hparams(bindings: Bindings, node: ast.Assign) -> None:
 
 
 def _report_hooks(bindings: Bindings, node: ast.ClassDef, table: dict[str, tuple[str, str]]) -> None:
-    """Report hooks that are no longer called, or that have the arguments of an earlier generation."""
+    """Report hooks that are no longer called, and hooks with the parameters of an earlier generation."""
     for method in _methods(node):
         if method.name in hooks.GONE:
             bindings.source.left(method, f"{method.name} is not called any more: write {hooks.GONE[method.name]}")

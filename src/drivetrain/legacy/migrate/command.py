@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain migrate
     try:
         done = [
             (path, _migrated(path, given.generation)) for path in _files(given.files)
-        ]  # all programs are parsed before anything is written
+        ]  # parse all programs before the first write
     except (ConfigurationError, OSError) as error:
         return failed(f"{prog}: {error} Nothing was written.", given.json)
     changes = [(path, source) for path, source in done if source.result() != source.text]
@@ -89,12 +89,12 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain migrate
 
 
 def write(path: Path, content: bytes) -> None:
-    """Replace a file atomically, keeping its permissions; a symbolic link is kept, and its target replaced."""
+    """Replace a file atomically, with unchanged permissions. For a symbolic link, replace the target of the link."""
     target = Path(os.path.realpath(path))
     mode = stat.S_IMODE(target.stat().st_mode)
     with files.replacing(target) as stream:
         stream.write(content)
-        with contextlib.suppress(AttributeError):  # Windows has no such permissions
+        with contextlib.suppress(AttributeError):  # Windows has no fchmod
             os.fchmod(stream.fileno(), mode)
 
 
@@ -104,10 +104,10 @@ def _migrated(path: Path, generation: str) -> Source | configuration.Configurati
 
 
 def _files(given: Iterable[str]) -> Iterator[Path]:
-    """Return the files that were named, and the files in named folders, each once.
+    """Return the files among ``paths`` and the files in folders among ``paths``, without duplicates.
 
     Raises:
-        ConfigurationError: a file is a notebook, or does not exist.
+        ConfigurationError: a path is a notebook, or does not exist.
     """
     seen: set[str] = set()
     for name in given:

@@ -1,4 +1,4 @@
-"""Rewrite the paths of Lightning's classes in a YAML configuration of LightningCLI, and nothing else."""
+"""Rewrites only the paths of Lightning's classes in a YAML configuration of LightningCLI."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _VALUE = re.compile(
     r"(?=[ \t]*(?:[#,\]}\r\n]|\Z))",
     re.MULTILINE,
 )
-"""A value that is only a dotted path, as after "class_path:" or "logger:", or in a list."""
+"""A value that is only a dotted path, for example after "class_path:" or "logger:", or in a list."""
 
 
 class Configuration:
-    """A YAML file, rewritten, and the remarks about it; everything except the paths of classes stays as it is.
+    """A YAML file with rewritten paths of classes, and the remarks about the file; the rest of the text is unchanged.
 
     Args:
         name: the file's name in messages.
-        content: its bytes.
+        content: the bytes of the file.
         generation: as in :func:`drivetrain.legacy.migrate.program.migrate`.
 
     Raises:
@@ -42,7 +42,6 @@ class Configuration:
         return self._result
 
     def content(self) -> bytes:
-        """Return the rewritten text as bytes."""
         return self._result.encode()
 
     def _rewritten(self, found: re.Match[str]) -> str:

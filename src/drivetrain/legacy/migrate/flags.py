@@ -1,4 +1,4 @@
-"""Rewrite calls of ``Trainer(...)`` with arguments of earlier Lightning generations."""
+"""Rewrites calls of ``Trainer(...)`` with arguments of earlier Lightning generations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from drivetrain.legacy.v1_3.precision_plugins import ApexMixedPrecisionPlugin
 from drivetrain.settings import NOT_YET
 from drivetrain.strategies.strategy import StrategyRegistry
 
-_UNKNOWN: Any = object()  # stands for a value that is only known when the program runs
+_UNKNOWN: Any = object()  # a value that is not known before the program runs
 _CALLBACKS = re.compile(r"callbacks=\[(.*)\]", re.DOTALL)
 _ARGUMENTS = re.compile(r'(\w+=("[^"]*"|[\w.\-]+|\{value\})(, )?)+')
 
@@ -27,7 +27,7 @@ class TrainerCall:
         self.given = {keyword.arg: keyword for keyword in call.keywords if keyword.arg is not None}
         self.values = {name: _literal(keyword.value) for name, keyword in self.given.items()}
         self.doomed: set[int] = set()  # the indices of arguments to remove
-        self.more: list[tuple[ast.keyword, tuple[str | Span, ...]]] = []  # flags with the callbacks that replace them
+        self.more: list[tuple[ast.keyword, tuple[str | Span, ...]]] = []  # flag -> the callback that replaces it
         self.imports: list[str] = []
 
     def run(self) -> list[str]:
@@ -47,7 +47,7 @@ class TrainerCall:
         return self.imports
 
     def _arguments(self) -> list[Span]:
-        """Return the positions of the arguments, in order."""
+        """Return the span of each argument in the program's text, in order."""
         positional = [self.source.span(each) for each in self.call.args]
         return sorted([*positional, *(self.source.span(each) for each in self.call.keywords)])
 
@@ -77,7 +77,7 @@ class TrainerCall:
             self._leave(keyword, "not supported yet: leave it out")
 
     def _report_differences(self) -> None:
-        """Report arguments that are still accepted and have another effect today."""
+        """Report arguments that drivetrain accepts but whose effect has changed."""
         values = self.values
         if self.bindings.is_of_version_1 and not _HARDWARE & {keyword.arg for keyword in self.call.keywords}:
             self.source.differs(
@@ -196,7 +196,7 @@ class TrainerCall:
     # ---- edits -------------------------------------------------------------------------------------------------------
 
     def _becomes(self, keyword: ast.keyword, new: str) -> None:
-        """Replace an argument by ``new``, in which "{value}" stands for the argument's value."""
+        """Replace an argument by ``new``; "{value}" in ``new`` stands for the argument's value."""
         start, end = self.source.span(keyword)
         value = (_after_equals(self.source.text, start, self.source.span(keyword.value)[0]), end)
         self.source.replace(start, end, *_filled(new, value))
@@ -224,7 +224,7 @@ class TrainerCall:
         if given is not None and isinstance(given.value, ast.List) and given.value.elts:
             end = self.source.span(given.value.elts[-1])[1]
             self.source.replace(end, end, *pieces)
-        elif given is not None:  # [] or None
+        elif given is not None:  # the value is [] or None
             self.source.replace(*self.source.span(given.value), "[", *pieces[1:], "]")
         else:
             first = self.more.pop(0)[0]
@@ -257,7 +257,9 @@ class TrainerCall:
         return value is not _UNKNOWN and (flags.is_off(value) or (name == "num_processes" and value == 1))
 
     def _is_assigned_a_call(self, node: ast.expr) -> bool:
-        """Whether ``node`` is a name to which the file assigns the result of a call, such as ModelCheckpoint(...)."""
+        """Whether ``node`` is a name, and the file assigns the result of a call, such as ModelCheckpoint(...), to this
+        name.
+        """
         return isinstance(node, ast.Name) and any(
             isinstance(other, ast.Assign)
             and isinstance(other.value, ast.Call)
@@ -289,6 +291,6 @@ def _filled(text: str, value: Span) -> list[str | Span]:
 
 
 def _after_equals(text: str, start: int, value: int) -> int:
-    """Return where a keyword's value starts, including parentheses around it."""
+    """Return the position at which a keyword's value starts, before any parentheses around the value."""
     found = re.compile(r"\w+\s*=[ \t]*").match(text, start)
     return value if found is None else min(found.end(), value)

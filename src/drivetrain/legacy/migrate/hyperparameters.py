@@ -1,5 +1,5 @@
-"""Reports hyperparameters that are modules. Checkpoints do not contain these modules, so ``load_from_checkpoint`` needs
-them as arguments.
+"""Reports hyperparameters that are modules. Checkpoints do not contain these modules. Therefore
+``load_from_checkpoint`` needs the modules as arguments.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ _NO_OBJECT = re.compile(r"\b[Tt]ype\[|\bCallable\b")
 
 
 def report_hyperparameters(bindings: Bindings, node: ast.ClassDef) -> None:
-    """Report calls of ``save_hyperparameters`` in a module's ``__init__`` that save an argument which is a module.
+    """Report calls of ``save_hyperparameters`` in ``__init__`` that save a module as a hyperparameter.
 
-    The annotation, the default, or a value that the same file passes tells that an argument is a module.
+    An argument is a module if its annotation, its default or a value in a call in this file is a module.
     """
     init = next((each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"), None)
     if init is None:

@@ -1,4 +1,4 @@
-"""Rewrite imports of Lightning as imports of drivetrain, and the expressions that use the imported modules."""
+"""Rewrites imports of Lightning as imports of drivetrain, and the expressions that use the imported modules."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OF_LIGHTNING = re.compile(r"(pytorch_lightning|lightning_fabric|lightning\.(pyt
 
 
 class _Item(NamedTuple):
-    """One name that the rewritten program imports: the module, the name in the module, and the local name."""
+    """One imported name of the rewritten program: the module, the name in the module, and the local name."""
 
     module: str
     name: str
@@ -39,7 +39,7 @@ class Imports:
     def __init__(self, bindings: Bindings) -> None:
         self.bindings, self.source, self.names = bindings, bindings.source, bindings.names
         self.bound_by = {id(each.alias): each for each in bindings.bound}
-        self.needed: dict[int, list[_Item]] = {}  # alias of an imported module -> the names that replace its uses
+        self.needed: dict[int, list[_Item]] = {}  # alias of an imported module -> names to import instead
 
     def run(self) -> None:
         """Rewrite the imports, and the expressions that begin with an imported module."""
@@ -86,7 +86,9 @@ class Imports:
         self.source.changed(chain.node, was, now)
 
     def _chain_today(self, chain: Chain, was: str) -> str:
-        """Return drivetrain's expression for ``chain``, or the original expression if there is none."""
+        """Return drivetrain's expression for ``chain``; without a counterpart in drivetrain, the original
+        expression.
+        """
         local, module = self._binding_today(chain.bound)
         if chain.name and chain.today is None:
             if chain.name == "__version__":
@@ -106,8 +108,8 @@ class Imports:
         return f"{local}{full[len(module or '') :]}"
 
     def _binding_today(self, bound: Bound) -> tuple[str | None, str | None]:
-        """Return the local name of an imported module after the rewrite, and drivetrain's module that it then refers
-        to.
+        """Return the local name of an imported module after the rewrite, and the module of drivetrain with this
+        name.
         """
         module = self.names.module(bound.module)
         if module is None:
@@ -172,8 +174,10 @@ class Imports:
         self._put(node, doomed, before)
 
     def _item(self, bound: Bound, alias: ast.alias) -> _Item:
-        """Return the import of drivetrain's counterpart of an imported name; the original import if there is none."""
-        if not bound.name:  # a module
+        """Return the import of drivetrain's counterpart of an imported name; without a counterpart, the original
+        import.
+        """
+        if not bound.name:  # the name is a module
             module = self.names.module(bound.module)
             if module is not None:
                 return _Item(*_split(module), bound.local)
@@ -201,7 +205,7 @@ class Imports:
         self.source.changed(node, self.source.text_of(node), "; ".join(lines))
 
     def _put(self, node: ast.Import | ast.ImportFrom, doomed: set[int], more: list[_Item]) -> None:
-        """Remove the names with the indices ``doomed`` from an import, and insert statements for ``more`` before the
+        """Remove the names at the indices ``doomed`` from an import, and insert statements for ``more`` before the
         import.
         """
         lines = _statements([item for item in more if item.module])
@@ -223,7 +227,7 @@ class Imports:
 
 
 def _reaches(module: str | None, today: Today) -> bool:
-    """Whether a program that has imported ``module`` can use ``today`` without another import."""
+    """Whether an import of ``module`` is enough to use ``today``."""
     if module is None:
         return False
     if today.home == module:
@@ -233,8 +237,8 @@ def _reaches(module: str | None, today: Today) -> bool:
 
 
 def _split(module: str) -> tuple[str, str]:
-    """Return the package and the name with which ``from package import name`` imports a module; the name is "" for
-    drivetrain itself.
+    """Return ``package`` and ``name`` of the statement ``from package import name`` for a module; for drivetrain
+    itself, ``name`` is "".
     """
     parent, _, name = module.rpartition(".")
     return (parent, name) if parent else (module, "")

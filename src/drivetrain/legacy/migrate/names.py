@@ -1,4 +1,4 @@
-"""Finds drivetrain's counterpart of each of Lightning's names, in the tables of ``drivetrain exec``."""
+"""Finds drivetrain's counterpart of a name of Lightning. The search uses the tables of ``drivetrain exec``."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Today(NamedTuple):
     """A name of drivetrain.
 
     Attributes:
-        home: the module to import it from.
-        name: the name in that module.
+        home: the module from which to import the name.
+        name: the name in this module.
     """
 
     home: str
@@ -34,10 +34,10 @@ class Today(NamedTuple):
 
 
 class Names:
-    """Lightning's modules and names.
+    """The modules and names of all Lightning generations.
 
     Args:
-        generation: the Lightning generation whose meaning counts if several generations have a name; "": the latest.
+        generation: the Lightning generation that takes precedence if several generations have a name; "": the latest.
     """
 
     def __init__(self, generation: str = "") -> None:
@@ -47,7 +47,7 @@ class Names:
         self._found: dict[tuple[str, str], Today | None] = {}
 
     def belongs(self, module: str) -> bool:
-        """Whether a dotted name is Lightning or is inside it."""
+        """Whether a dotted name is a package of Lightning, or begins with a package of Lightning."""
         return any(module.partition(".")[0] in each.roots for each in self.tables)
 
     def is_module(self, module: str) -> bool:
@@ -55,7 +55,9 @@ class Names:
         return any(True for _ in self._places(module))
 
     def is_only_earlier(self, module: str, name: str = "") -> bool:
-        """Whether only earlier generations have the module or, if ``name`` is given, the name in the module."""
+        """Whether only earlier generations have the module. With ``name``, whether only earlier generations have the
+        name in the module.
+        """
         places = list(self._places(module))
         in_latest = [path for each, path in places if each is LATEST]
         if not name or self.is_module(f"{module}.{name}"):
@@ -65,7 +67,9 @@ class Names:
         return not known and any(name in finder.names(path, each) for each, path in places)
 
     def find(self, module: str, name: str) -> Today | None:
-        """Return drivetrain's counterpart of a name in one of Lightning's modules; ``None`` if there is none."""
+        """Return drivetrain's counterpart of a name in one of Lightning's modules; ``None`` if there is no
+        counterpart.
+        """
         if (module, name) not in self._found:
             found = [
                 _public(home, ours)
@@ -75,13 +79,13 @@ class Names:
             ]
             first = next(iter(found), self._elsewhere(module, name))
             if first is not None and first.is_legacy and not isinstance(_value(first), type):
-                first = next((each for each in found if not each.is_legacy), first)  # not a class
+                first = next((each for each in found if not each.is_legacy), first)  # the object is not a class
             self._found[module, name] = first
         return self._found[module, name]
 
     def _elsewhere(self, module: str, name: str) -> Today | None:
-        """If no generation has ``module``, return the class of this name in any module of the latest generation:
-        classes move between modules.
+        """If no generation has ``module``, return the class called ``name`` from any module of the latest generation,
+        because classes move between modules.
         """
         if self.is_module(module) or not name[:1].isupper() or not self.belongs(module):
             return None
@@ -95,7 +99,7 @@ class Names:
         return {name: today for name, today in found.items() if today is not None}
 
     def module(self, module: str) -> str | None:
-        """Return drivetrain's module in place of one of Lightning's; ``None`` if there is none."""
+        """Return the module of drivetrain that replaces a module of Lightning; ``None`` if there is no replacement."""
         for _, path in self._places(module):
             rest = path.removeprefix("pytorch").removeprefix("fabric").strip(".")
             if not rest:
@@ -128,12 +132,12 @@ def _value(today: Today) -> Any:
 
 
 def _public(home: str, name: str) -> Today:
-    """Return the place from which users import a name of drivetrain: the package that has the name in ``__all__``."""
+    """Return the name's public location in drivetrain: the package that has the name in ``__all__``."""
     if home.startswith(_LEGACY):
         value = _value(Today(home, name))
         for base in getattr(value, "__mro__", ())[:-1]:
             if base.__module__.startswith("drivetrain.") and not base.__module__.startswith(_LEGACY):
-                return _public(base.__module__, base.__name__)  # the public base class means the same
+                return _public(base.__module__, base.__name__)  # the public base class is equivalent
         root = getattr(value, "__module__", home).partition(".")[0]
         is_foreign = root != "drivetrain" and getattr(sys.modules.get(root), name, None) is value
         return Today(root if is_foreign else home, name)

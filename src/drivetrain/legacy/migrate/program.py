@@ -1,4 +1,4 @@
-"""One program, rewritten for drivetrain."""
+"""Rewrites one program for drivetrain."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from drivetrain.legacy.migrate.source import Source
 from drivetrain.legacy.v1_3 import flags, hooks
 
 EARLIER = "1.3"
-"""The generation that is assumed for a program written for Lightning 1, unless the user names one."""
+"""The generation of a program written for Lightning 1, if the user names no generation."""
 
 
 def migrate(name: str, content: bytes, generation: str = "") -> Source:
-    """Return a program with the edits that rewrite it and the remarks that report them.
+    """Return a :class:`Source` with the edits of the program and the remarks for the report.
 
     Args:
-        name: its name in messages.
-        content: its bytes.
-        generation: the Lightning generation for which the program was written: "2", "1.3" or "1.1"; "": detect it.
+        name: the program's name in messages.
+        content: the program's bytes.
+        generation: the Lightning generation for which the program was written: "2", "1.3" or "1.1"; "": detect the
+            generation.
 
     Raises:
         ConfigurationError: the program cannot be parsed.
@@ -38,7 +39,7 @@ def migrate(name: str, content: bytes, generation: str = "") -> Source:
 
 
 def is_of_version_1(bindings: Bindings) -> bool:
-    """Whether a program has an import, an argument or a hook that only earlier generations have."""
+    """Whether a program uses an import, an argument or a hook that only earlier generations have."""
     used: list[Bound | Chain] = [*bindings.bound, *bindings.chains()]
     if any(bindings.names.is_only_earlier(each.module, each.name) for each in used):
         return True

@@ -1,4 +1,4 @@
-"""A Python file whose text is edited at the positions of its syntax tree; all other bytes are kept."""
+"""A Python file that is edited at the positions of nodes in the syntax tree; all other bytes are kept."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Remark(NamedTuple):
 
     Attributes:
         line: the number of the line in the original file.
-        text: "old -> new" for a change, "differs: ..." for code whose result is now another one, and "left: ..." for
-            what a person has to do.
-        is_left: whether a person has to do something.
+        text: "old -> new" for a change, "differs: ..." for code whose result has changed, and "left: ..." for work that
+            the user must do.
+        is_left: whether the user must do something.
     """
 
     line: int
@@ -32,15 +32,15 @@ class Remark(NamedTuple):
 class _Edit(NamedTuple):
     start: int
     end: int
-    pieces: tuple[str | Span, ...]  # a span stands for the text at that span, after the edits inside it
+    pieces: tuple[str | Span, ...]  # a span stands for its text after the edits inside the span
 
 
 class Source:
-    """A Python file, the edits to it, and the remarks about it for the report.
+    """A Python file, with the edits of the file and the remarks about the file for the report.
 
     Args:
         name: the file's name in messages.
-        content: its bytes.
+        content: the bytes of the file.
 
     Raises:
         ConfigurationError: the text is not valid Python.
@@ -67,13 +67,13 @@ class Source:
     # ---- positions ---------------------------------------------------------------------------------------------------
 
     def span(self, node: ast.expr | ast.stmt | ast.keyword | ast.alias | ast.arg) -> Span:
-        """Return the indices at which ``node`` begins and ends in the text."""
+        """Return the indices of the begin and the end of ``node`` in the text."""
         assert node.end_lineno is not None
         assert node.end_col_offset is not None
         return self._position(node.lineno, node.col_offset), self._position(node.end_lineno, node.end_col_offset)
 
     def _position(self, line: int, column: int) -> int:
-        """Return the index of the character at a column, which the syntax tree counts in UTF-8 bytes."""
+        """Return the index of the character at a column; the syntax tree counts columns in UTF-8 bytes."""
         start = self.starts[line - 1]
         end = self.starts[line] if line < len(self.starts) else len(self.text)
         return start + len(self.text[start:end].encode()[:column].decode(errors="ignore"))
@@ -84,7 +84,9 @@ class Source:
         return self.text[start:end]
 
     def is_in_f_string(self, node: ast.AST) -> bool:
-        """Whether ``node`` is in an f-string, where Python before 3.12 does not know the positions of nodes."""
+        """Whether ``node`` is in an f-string. Python before 3.12 does not know the positions of nodes in an
+        f-string.
+        """
         parent = self.parents.get(node)
         while parent is not None and not isinstance(parent, (ast.stmt, ast.JoinedStr)):
             parent = self.parents.get(parent)
@@ -97,14 +99,14 @@ class Source:
         self._edits.append(_Edit(start, end, pieces))
 
     def insert_before(self, statement: ast.stmt, lines: Sequence[str]) -> None:
-        """Insert statements before ``statement``, each on a line of its own if possible."""
+        """Insert statements before ``statement``; if possible, each new statement gets its own line."""
         start = self.span(statement)[0]
         indent = self.text[self.starts[statement.lineno - 1] : start]
         between = f"{self.newline}{indent}" if not indent.strip() else "; "
         self.replace(start, start, "".join(f"{line}{between}" for line in lines))
 
     def remove(self, items: Sequence[Span], doomed: set[int]) -> None:
-        """Remove the ``items`` with the indices ``doomed`` from a comma-separated list; comments are kept."""
+        """Remove the ``items`` at the indices ``doomed`` from a comma-separated list; comments are kept."""
         last = max((index for index in range(len(items)) if index not in doomed), default=-1)
         for index in sorted(doomed):
             start, end = items[index]
@@ -115,7 +117,9 @@ class Source:
             self.replace(*self._with_its_line(start, end))
 
     def _with_its_line(self, start: int, end: int) -> Span:
-        """Return the span from ``start`` to ``end``, extended to complete lines if nothing else is on these lines."""
+        """Return the span from ``start`` to ``end``; if these lines contain no other code, extend the span to complete
+        lines.
+        """
         before = re.search(r"(?:^|[\r\n])([ \t]*)$", self.text[:start])
         after = re.match(r"[ \t]*(\r\n|\r|\n)", self.text[end:])
         if before is None or after is None:
@@ -131,7 +135,7 @@ class Source:
         parts, position = [], start
         for number, edit in enumerate(edits):
             if edit.start < position or edit.end > end:
-                continue  # an earlier edit has removed this text, or applies this edit within a span
+                continue  # an earlier edit has removed this text, or applies this edit inside a span
             parts.append(self.text[position : edit.start])
             inner = [other for other in edits[number + 1 :] if other.end <= edit.end]
             for piece in edit.pieces:
@@ -144,7 +148,7 @@ class Source:
         return self._rendered(*span, [edit for edit in edits if span[0] <= edit.start and edit.end <= span[1]])
 
     def content(self) -> bytes:
-        """Return the bytes of the file with all edits, in its encoding and with its newlines."""
+        """Return the bytes of the edited file, in the original encoding and with the original newlines."""
         return self.result().encode(self._encoding)
 
     # ---- remarks -----------------------------------------------------------------------------------------------------
@@ -154,11 +158,11 @@ class Source:
         self._remark(node, f"{_one_line(was)} -> {_one_line(now)}" if now else f"{_one_line(was)} removed", False)
 
     def differs(self, node: ast.AST, text: str) -> None:
-        """Report a difference in the result that needs no change of the program."""
+        """Report a difference in the result; the program needs no change."""
         self._remark(node, f"differs: {text}", False)
 
     def left(self, node: ast.AST, text: str) -> None:
-        """Report work that a person has to do."""
+        """Report work that the user must do."""
         self._remark(node, f"left: {text}", True)
 
     def _remark(self, node: ast.AST, text: str, is_left: bool) -> None:

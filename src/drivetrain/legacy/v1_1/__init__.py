@@ -1,4 +1,4 @@
-"""The API of Lightning 1.1, in which accelerators run the complete job, on drivetrain's Trainer."""
+"""The API of Lightning 1.1, based on drivetrain's Trainer. In this API, an accelerator runs the complete job."""
 
 from drivetrain.base.lazy import public
 

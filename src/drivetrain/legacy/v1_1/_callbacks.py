@@ -16,7 +16,7 @@ class ModelCheckpoint(later.ModelCheckpoint):
     Args:
         filepath: folder and name of the files, now ``dirpath`` and ``filename``.
         monitor, verbose, save_last, save_top_k, save_weights_only, dirpath, filename: as for drivetrain's class.
-        mode: "auto": "max" if ``monitor`` has "acc" in its name, or begins with "fmeasure"; otherwise "min".
+        mode: "auto": "max" if ``monitor`` contains "acc" or begins with "fmeasure"; otherwise "min".
         period: now ``every_n_epochs``.
         prefix: the beginning of the files' names.
         kwargs: further arguments of drivetrain's ModelCheckpoint.
@@ -66,7 +66,7 @@ class EarlyStopping(drivetrain.callbacks.EarlyStopping):
 
 
 def mode_for(mode: str, monitor: str | None) -> str:
-    """Return "min" or "max"; the name of the monitored value decides what "auto" means."""
+    """Return "min" or "max". For "auto", the name of the monitored value decides."""
     if mode != "auto":
         return mode
     return "max" if monitor and ("acc" in monitor or monitor.startswith("fmeasure")) else "min"

@@ -21,8 +21,10 @@ _LATE = ("trainer", "nprocs")
 
 
 class _LateBound(type):
-    """The metaclass of accelerators. A program may omit the required arguments ``trainer`` and ``nprocs``; they are
-    then ``None``, and the Trainer supplies the values.
+    """The metaclass of accelerators.
+
+    A program can omit the arguments ``trainer`` and ``nprocs``, even if a constructor requires these arguments. The
+    constructor then gets ``None``, and the Trainer supplies the values later.
     """
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -35,7 +37,7 @@ class _LateBound(type):
 
 
 def _runs(step: str, context: str) -> Any:
-    """Return a method ``step(args=None)``, which runs the module's method ``step`` in the run's precision.
+    """Return a method ``step(args=None)``; the method calls the module's method ``step`` in the run's precision.
 
     Without ``args``, the method passes :attr:`Accelerator.step_args`, the arguments of the running step.
     """
@@ -43,23 +45,23 @@ def _runs(step: str, context: str) -> Any:
 
 
 class Accelerator(EarlierAccelerator, AsksStrategy, metaclass=_LateBound):
-    """An accelerator of Lightning 1.1: a subclass may override any method, and call ``super()`` in it.
+    """An accelerator of Lightning 1.1. A subclass can override each method, and call ``super()`` in the override.
 
-    A subclass's constructor may require ``trainer``, and a program may omit it, because the Trainer that gets the
-    accelerator sets ``accelerator.trainer``. An override of ``setup`` may omit the parameter ``model``, and an
-    override of one of the three steps may omit ``args``.
+    A program can omit the argument ``trainer`` even if a subclass's constructor requires ``trainer``: the Trainer sets
+    ``accelerator.trainer``. The parameter ``model`` of an overridden ``setup`` is optional, and so is the parameter
+    ``args`` of an overridden step.
 
     Args:
         trainer: stored as an attribute.
-        cluster_environment: provides the ranks; ``None``: the Trainer's environment, or the detected one.
-        ddp_plugin: how DDP wraps the model.
+        cluster_environment: provides the ranks; ``None``: the Trainer's environment, or the detected environment.
+        ddp_plugin: the plugin that wraps the model in DDP.
 
     Attributes:
-        trainer: the Trainer that runs the job; it replaces the constructor's argument.
+        trainer: the Trainer that runs the job, in place of the constructor's argument.
         nickname: the value of ``Trainer(distributed_backend=...)`` for this accelerator.
-        train_loop, validation_loop, test_loop: other names of :meth:`train_or_test`.
+        train_loop, validation_loop, test_loop: aliases of :meth:`train_or_test`.
         step_args: the arguments of the running step: batch, batch_idx and so on.
-        strategy_name: the registered name of the strategy of drivetrain that does the work.
+        strategy_name: the registered name of drivetrain's strategy for this accelerator.
         made_by_cluster: whether only a cluster can start the processes.
     """
 
@@ -102,7 +104,7 @@ class Accelerator(EarlierAccelerator, AsksStrategy, metaclass=_LateBound):
 
     @property
     def cluster_environment(self) -> Any:
-        """The cluster environment: the constructor's, the Trainer's, or the detected one."""
+        """The cluster environment: the constructor's argument, the Trainer's argument, or the detected environment."""
         return self._cluster or getattr(self._strategy, "environment", None)
 
     @cluster_environment.setter
@@ -113,7 +115,7 @@ class Accelerator(EarlierAccelerator, AsksStrategy, metaclass=_LateBound):
 
     @property
     def dist(self) -> Any:
-        """The group of all ranks, with ``rank``, ``broadcast`` and the other collectives."""
+        """The group of all ranks. The group has the attribute ``rank`` and collectives such as ``broadcast``."""
         return self._dist or self.strategy.world
 
     @dist.setter
@@ -132,19 +134,19 @@ class Accelerator(EarlierAccelerator, AsksStrategy, metaclass=_LateBound):
     """Whether the samples are distributed over the ranks."""
 
     def get_reference_model(self, model: Any) -> Any:
-        """Return the user's module, without the wrapper if ``model`` is the wrapper."""
+        """Return the user's module, without a wrapper."""
         return self.strategy.lightning_module if model is self.strategy.model else model
 
     def get_device_ids(self) -> list[int] | None:
-        """Return the index of this process's GPU, in a list; ``None`` on the CPU."""
+        """Return a list with the index of this process's GPU; ``None`` on the CPU."""
         index = self.root_device.index
         return None if index is None else [index]
 
     # ---- set-up, the run and its end ---------------------------------------------------------------------------------
 
     def setup(self, model: Any = None) -> None:
-        """Prepare the run: move the model to the device, convert it to the precision and wrap it. In a user's loop,
-        which has no Trainer, also start the processes and create the optimizers.
+        """Prepare the run: move the model to the device, convert the model to the precision, and wrap the model. In a
+        user's loop, which has no Trainer, also start the processes and create the optimizers.
 
         Args:
             model: the model; ``None``: the Trainer's model.
@@ -172,17 +174,17 @@ class Accelerator(EarlierAccelerator, AsksStrategy, metaclass=_LateBound):
     """``configure_ddp(model, device_ids)``: return the wrapper around ``model`` that exchanges gradients."""
 
     def setup_optimizers(self, model: Any = None) -> None:
-        """Create the optimizers, if the run is a fit and this was not done before."""
+        """Create the optimizers, if the run is a fit and has no optimizers yet."""
         trainer = self.strategy.trainer
         if (trainer is None or trainer.progress.fn == "fit") and self.strategy.once("optimizers"):
             self.strategy.make_optimizers(trainer)
             self.ddp_plugin.on_after_setup_optimizers(trainer)
 
     train = calls("train_or_test")
-    """Run the loop that the Trainer has started, from its first batch to its last, and return its results."""
+    """Run the Trainer's current loop from the first batch to the last, and return the results of the loop."""
 
     def train_or_test(self) -> Any:
-        """Run the loop that the Trainer has started (training, validation or test), and return its results."""
+        """Run the Trainer's current loop (training, validation or test), and return the results of the loop."""
         return self.strategy.run_stage()
 
     # ---- a step: ``args`` contains the batch, its index and the step's further arguments -----------------------------
@@ -200,13 +202,13 @@ class Accelerator(EarlierAccelerator, AsksStrategy, metaclass=_LateBound):
             return strategy.run_module(name, batch, *others)
 
     def batch_to_device(self, batch: Any, device: torch.device) -> Any:
-        """Return the batch on ``device``, using the module's transfer hook."""
+        """Move the batch to ``device`` with the module's transfer hook."""
         return self.strategy.usual.batch_to_device(batch, device, self.strategy.dataloader_idx)
 
     def backward(
         self, closure_loss: Tensor, optimizer: Optimizer | None = None, opt_idx: int = 0, *args: Any, **kwargs: Any
     ) -> Tensor:
-        """Compute gradients, which are scaled if the precision scales the loss; return the loss."""
+        """Compute the gradients, and return the loss. Gradients are scaled if the precision scales the loss."""
         strategy = self.strategy
         strategy.differentiate(closure_loss, optimizer, strategy.accumulates, *args, **kwargs)
         return closure_loss.detach()
@@ -218,8 +220,8 @@ class Accelerator(EarlierAccelerator, AsksStrategy, metaclass=_LateBound):
         return self.strategy.usual.optimizer_step(optimizer, lambda_closure, self.strategy.model, **kwargs)
 
     def optimizer_zero_grad(self, batch_idx: int, optimizer: Optimizer, opt_idx: int) -> None:
-        """Call the module's hook of this name, which clears the gradients. Accelerators had this method in Lightning
-        1.0.
+        """Call the module's hook ``optimizer_zero_grad``, which clears the gradients. Accelerators had this method in
+        Lightning 1.0.
         """
         trainer = self.strategy.trainer
         epoch = 0 if trainer is None else trainer.current_epoch
@@ -236,11 +238,11 @@ class Accelerator(EarlierAccelerator, AsksStrategy, metaclass=_LateBound):
         return strategy.usual.clip_gradients_norm(strategy.lightning_module, optimizer, clip_val, *args, **kwargs)
 
     def sync_tensor(self, tensor: Tensor, group: Any = None, reduce_op: Any = None) -> Tensor:
-        """Reduce a tensor over all ranks with ``reduce_op``, by default a sum."""
+        """Reduce a tensor over all ranks with ``reduce_op``; the default is the sum."""
         return self.strategy.usual.reduce(tensor, group, "sum" if reduce_op is None else reduce_op)
 
     def early_stopping_should_stop(self, pl_module: nn.Module) -> bool:
-        """Whether the run ends, because at least one rank was asked to stop."""
+        """Return whether the run must end, because at least one rank was asked to stop."""
         return bool(self.strategy.usual.reduce_boolean_decision(self.trainer.should_stop, all=False))
 
     block_ddp_plugin_sync_behaviour = calls("block_backward_sync")
@@ -249,7 +251,7 @@ class Accelerator(EarlierAccelerator, AsksStrategy, metaclass=_LateBound):
     """``optimizer_state(optimizer)``: return the complete state; every rank must call this method."""
 
     def on_train_epoch_end(self, outputs: Any = None) -> None:
-        """Called after a training epoch, after ``on_train_epoch_end`` of the callbacks and of the module."""
+        """Called at the end of a training epoch, after the hooks ``on_train_epoch_end`` of callbacks and module."""
 
     def on_train_end(self) -> None:
         """Called after training."""

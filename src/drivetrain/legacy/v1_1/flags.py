@@ -1,6 +1,4 @@
-"""Converts the flags of Lightning 1.1's Trainer to arguments of drivetrain's, including an accelerator of Lightning
-1.1.
-"""
+"""Converts the flags of Lightning 1.1's Trainer to arguments of drivetrain's Trainer, including the accelerator."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ _LATER_ONLY = frozenset({
 _OWN: dict[str, Any] = {"automatic_optimization": None, "enable_pl_optimizer": True}
 _EPOCHS: dict[str, Any] = {"max_epochs": 1000, "min_epochs": 1}
 FLAGS: dict[str, Any] = {name: value for name, value in later.FLAGS.items() if name not in _LATER_ONLY} | _OWN | _EPOCHS
-"""The flags of Lightning 1.1's Trainer, in their order, with their defaults."""
+"""The flags of Lightning 1.1's Trainer with their defaults, in the order of the constructor."""
 
 BACKENDS: dict[str, type[Accelerator]] = {
     "dp": named.DataParallelAccelerator, "ddp": named.DDPAccelerator, "ddp2": named.DDP2Accelerator,
@@ -34,7 +32,7 @@ BACKENDS: dict[str, type[Accelerator]] = {
 
 
 def translated(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert the flags of Lightning 1.1 in ``given`` to arguments of drivetrain; other arguments are kept.
+    """Convert the flags of Lightning 1.1 in ``given`` to arguments of drivetrain's Trainer; other arguments are kept.
 
     Raises:
         ConfigurationError: a flag has an invalid value.
@@ -68,7 +66,7 @@ def _hardware(flags: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigurationError(f"Trainer(plugins=...) got {len(wraps)} plugins for DDP. Keep one.")
     # num_processes=1 may also mean the cluster's number
     hardware, devices = later.devices_of(flags, ("gpus", "tpu_cores", "devices"), ("cpu", {}))
-    if given in ("cpu", "gpu", "tpu", "auto"):  # the flag already has a value that drivetrain accepts
+    if given in ("cpu", "gpu", "tpu", "auto"):  # drivetrain accepts this value of the flag
         hardware, given = str(given), None
     if not isinstance(given, Accelerator):
         several = flags["num_nodes"] > 1 or not later.is_one(devices.get("devices", 1))
@@ -86,7 +84,7 @@ def _hardware(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _class_of(given: Any, hardware: str, several: bool) -> type[Accelerator]:
-    """Return the class of the requested accelerator; if none is requested, the default for this hardware."""
+    """Return the class of the requested accelerator; without a request, the default for this hardware."""
     if given is None:
         if hardware == "tpu":
             return named.TPUAccelerator

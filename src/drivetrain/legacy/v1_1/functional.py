@@ -1,4 +1,6 @@
-"""Functions of ``pytorch_lightning.metrics.functional``; unlike those of torchmetrics, they need no ``task``."""
+"""Functions of ``pytorch_lightning.metrics.functional``; unlike the functions of torchmetrics, these functions need no
+``task``.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ def accuracy(pred: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any
 
 
 def _classified(today: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Wrap a function of torchmetrics, so that the number of classes determines its ``task``."""
+    """Wrap a function of torchmetrics; the wrapper chooses ``task`` by the number of classes."""
 
     def call(pred: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         return today(pred, target, **with_task(args, kwargs))
@@ -48,8 +50,8 @@ def fbeta(pred: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any) -
 
 
 def _scored(today: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function of torchmetrics that takes scores; their shape gives the number of classes if the caller does
-    not.
+    """Wrap a function of torchmetrics that takes scores. The default number of classes comes from the shape of the
+    scores.
     """
     classified = _classified(today)
 
@@ -75,7 +77,7 @@ def precision_recall(pred: torch.Tensor, target: torch.Tensor, *args: Any, **kwa
 
 
 def get_num_classes(pred: torch.Tensor, target: torch.Tensor, num_classes: int | None = None) -> int:
-    """Return ``num_classes``; if it is ``None``, one more than the largest label."""
+    """Return ``num_classes``; for ``None``, return the largest label plus one."""
     return int(max(pred.max(), target.max())) + 1 if num_classes is None else num_classes
 
 
@@ -87,8 +89,8 @@ def iou(
     num_classes: int | None = None,
     reduction: str = "elementwise_mean",
 ) -> torch.Tensor:
-    """Return the intersection over union, averaged over the classes; with ``reduction="none"``, one per class."""
-    # pass the argument only if needed, because some versions of torchmetrics lack it
+    """Return the intersection over union, averaged over the classes; with ``reduction="none"``, one value per class."""
+    # Some versions of torchmetrics lack this argument, which is therefore passed only if needed.
     absent: Any = {"zero_division": absent_score} if absent_score else {}
     return functional.jaccard_index(
         pred, target, "multiclass", num_classes=get_num_classes(pred, target, num_classes), ignore_index=ignore_index,
@@ -97,8 +99,8 @@ def iou(
 
 
 def stat_scores(pred: torch.Tensor, target: torch.Tensor, class_index: int, argmax_dim: int = 1) -> tuple[Any, ...]:
-    """Return the true and false positives, the true and false negatives, and the number of samples, all of the class
-    ``class_index``.
+    """Return five numbers for the class ``class_index``: true positives, false positives, true negatives, false
+    negatives and samples.
     """
     if pred.dim() == target.dim() + 1:
         pred = pred.argmax(argmax_dim)

@@ -1,4 +1,4 @@
-"""The accelerators of Lightning 1.1 that a flag names; a strategy of drivetrain does the work of each."""
+"""The accelerators that flags of Lightning 1.1's Trainer can name; each uses a strategy of drivetrain."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from drivetrain.legacy.v1_1.accelerators import Accelerator
 
 
 class _Spawns(Accelerator):
-    """An accelerator whose processes this process starts.
+    """Base class of accelerators for which this process starts the other processes.
 
     Args:
         trainer, cluster_environment, ddp_plugin: as for :class:`Accelerator`.
@@ -37,7 +37,7 @@ class GPUAccelerator(Accelerator):
 
 
 class DataParallelAccelerator(Accelerator):
-    """One process for all devices of the machine; each device computes on its part of every batch."""
+    """One process for all devices of the machine; each device gets a part of every batch."""
 
     strategy_name, nickname = "dp", "dp"
 
@@ -49,13 +49,13 @@ class DDPAccelerator(Accelerator):
 
 
 class DDP2Accelerator(Accelerator):
-    """One process per machine, which uses all devices of the machine; gradients are averaged between machines."""
+    """One process per machine, which uses all devices of the machine; gradients are averaged over the machines."""
 
     strategy_name, nickname = "ddp2", "ddp2"
 
 
 class DDPSpawnAccelerator(_Spawns):
-    """:class:`DDPAccelerator` with processes that this process starts."""
+    """:class:`DDPAccelerator`, with child processes of this process."""
 
     nickname = "ddp"
 

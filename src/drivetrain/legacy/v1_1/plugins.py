@@ -14,7 +14,7 @@ with on_first_use:
 
 
 class DDPPlugin(OfAccelerator):
-    """Wraps the model in DDP; a subclass may override :meth:`configure_ddp` and :meth:`init_ddp_connection`.
+    """Wraps the model in DDP; a subclass can override :meth:`configure_ddp` and :meth:`init_ddp_connection`.
 
     Args:
         kwargs: arguments of ``DistributedDataParallel``. ``find_unused_parameters`` is True by default, as in 1.1.
@@ -26,7 +26,7 @@ class DDPPlugin(OfAccelerator):
         self._ddp_kwargs: dict[str, Any] = {"find_unused_parameters": True, **kwargs}
 
     def as_settings(self) -> dict[str, Any]:
-        """Return the arguments of drivetrain's Trainer for this plugin, if no accelerator is passed with it."""
+        """Return the arguments of drivetrain's Trainer for this plugin, if the program passes no accelerator."""
         return named.DDPAccelerator(ddp_plugin=self).as_settings()
 
     def configure_ddp(self, model: Any, device_ids: list[int] | None) -> Any:
@@ -41,7 +41,7 @@ class DDPPlugin(OfAccelerator):
         self.strategy.usual._meet()
 
     def on_after_setup_optimizers(self, trainer: Any) -> None:
-        """Called when the optimizers and the process group exist."""
+        """Called after the optimizers and the process group are created."""
 
     optimizer_state = calls("strategy.usual.optimizer_state")
     """``optimizer_state(optimizer)``: return the complete state; every rank must call this method."""
@@ -68,4 +68,4 @@ class NativeAMPPlugin:
 
 
 class ApexPlugin(NativeAMPPlugin):
-    """Used NVIDIA's Apex in Lightning 1.1, and uses torch's own automatic mixed precision here."""
+    """NVIDIA's Apex in Lightning 1.1; here torch's own automatic mixed precision is used instead."""

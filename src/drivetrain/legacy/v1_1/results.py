@@ -17,9 +17,9 @@ class Result(dict[str, Any]):
     """A dictionary whose items are also attributes; items that :meth:`log` adds will be logged.
 
     Args:
-        minimize: the loss; ``None`` in other steps than the training step, and with manual optimization.
-        early_stop_on, checkpoint_on: values that are logged under these names for callbacks, not for loggers.
-        hiddens: the hidden state of a part of a sequence, for the next part.
+        minimize: the loss; ``None`` outside of ``training_step``, and with manual optimization.
+        early_stop_on, checkpoint_on: values to log under these names for callbacks only, not for loggers.
+        hiddens: the hidden state after a part of a sequence, for the next part.
     """
 
     on_step, on_epoch = False, True
@@ -46,7 +46,7 @@ class Result(dict[str, Any]):
         self["loss" if name == "minimize" else name] = value
 
     def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
-        """Store ``value``, to be logged later as by the module's ``self.log(name, value, ...)``."""
+        """Store ``value``. After the step, :meth:`logged_by` logs the stored values with the module's ``self.log``."""
         self[name] = value.detach() if isinstance(value, Tensor) else value
         order = ("prog_bar", "logger", "on_step", "on_epoch", "reduce_fx")
         given = {**dict(zip(order, args, strict=False)), **options}
@@ -68,7 +68,7 @@ class Result(dict[str, Any]):
 
     @classmethod
     def of_epoch(cls, outputs: Sequence[dict[str, Any]]) -> Result:
-        """Combine the outputs of an epoch's steps: each name gets a tensor or a list with all steps' values."""
+        """Combine the outputs of an epoch's steps: for each name, a tensor or a list with the values of all steps."""
         found = cls()
         for name in outputs[0] if outputs else ():
             values = [each[name] for each in outputs if name in each]
@@ -78,13 +78,13 @@ class Result(dict[str, Any]):
 
 
 class TrainResult(Result):
-    """A result of ``training_step``; its values are logged for each step by default."""
+    """A result of ``training_step``; by default, values are logged for each step."""
 
     on_step, on_epoch = True, False
 
 
 class EvalResult(Result):
-    """A result of ``validation_step`` or ``test_step``; its values are logged for each epoch by default.
+    """A result of ``validation_step`` or ``test_step``; by default, values are logged for each epoch.
 
     Args:
         early_stop_on, checkpoint_on, hiddens: as for :class:`Result`.

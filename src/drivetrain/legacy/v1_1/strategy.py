@@ -1,4 +1,4 @@
-"""drivetrain's strategies with methods that call an accelerator of Lightning 1.1, in which the accelerator ran the job.
+"""A mixin whose methods let drivetrain's strategies call an accelerator of Lightning 1.1.
 
 The accelerator's default methods call ``strategy.usual``: the strategy's own methods.
 """
@@ -53,11 +53,11 @@ class Driven(Stepped):
         if defined_by_user(self.source, "sync_tensor"):
             self.lightning_module.log = self.log_of_run = log_through(self.source, self.lightning_module)
         self.call("setup", self.lightning_module)
-        self.prepare()  # prepare the run if the accelerator's setup() has not done it
+        self.prepare()  # does nothing if the accelerator's setup() has prepared the run
 
     def setup_optimizers(self, trainer: Any) -> None:
         self.source.setup_optimizers(self.lightning_module)
-        if self.once("optimizers"):  # create the optimizers if an override of setup_optimizers() has not
+        if self.once("optimizers"):  # an override has not created the optimizers
             self.make_optimizers(trainer)
 
     def model_to_device(self) -> None:
@@ -68,7 +68,7 @@ class Driven(Stepped):
         return self.source.train()
 
     def run_stage(self) -> Any:
-        """Run the loop that the Trainer has started, and return its results.
+        """Run the Trainer's current loop, and return the results of the loop.
 
         Raises:
             ConfigurationError: no Trainer has started a run.
@@ -86,7 +86,7 @@ class Driven(Stepped):
             del self.lightning_module.log
         self.log_of_run = None
         super().teardown()
-        self.trainer = None  # because the accelerator may be set up next in a user's loop, without a Trainer
+        self.trainer = None  # the accelerator can be used next in a user's loop, without a Trainer
 
     # ---- inside a step -----------------------------------------------------------------------------------------------
 
@@ -97,7 +97,7 @@ class Driven(Stepped):
     def ask(self, name: str, arguments: dict[str, Any]) -> Any:
         self.asked, self.source.step_args = name, list(arguments.values())
         output = self.call(name, self.source.step_args)
-        # forget the batch, so that it does not stay in memory until the next step
+        # Otherwise the batch would stay in memory until the next step.
         self.asked, self.source.step_args = None, []
         if not isinstance(output, Result):
             return output
@@ -105,7 +105,7 @@ class Driven(Stepped):
         return output.logged_by(self.lightning_module)
 
     def run_module(self, name: str, *args: Any) -> Any:
-        self.asked = None  # from here on, calling the wrapper runs its own forward pass again
+        self.asked = None  # now a call of the wrapper runs the wrapper's own forward pass again
         return super().run_module(name, *args)
 
     def epoch_outputs(self, name: str, outputs: list[Any]) -> Any:
@@ -148,7 +148,7 @@ class Driven(Stepped):
         wrapped: nn.Module = self.usual.setup_module(module, move_to_device)
         if wrapped is module and "ddp" not in self.source.strategy_name:
             return module
-        return that_runs_steps(wrapped, module, self)  # in an evaluation, ``wrapped`` is the module itself
+        return that_runs_steps(wrapped, module, self)  # in an evaluation, ``wrapped`` is the module
 
     block_backward_sync = calls("source.block_ddp_plugin_sync_behaviour")
     reduce = calls("source.sync_tensor")

@@ -10,15 +10,15 @@ import torch
 
 from drivetrain.module.module import LightningModule
 
-# the parameters of self.log after self, name and value
+# the parameters of LightningModule.log after self, name and value
 _OPTIONS = list(inspect.signature(LightningModule.log).parameters)[3:]
 
 
 def log_through(accelerator: Any, module: Any) -> Callable[..., None]:
-    """Return a replacement of ``module.log``, for a run whose accelerator overrides ``sync_tensor``.
+    """Return a replacement of ``module.log`` for an accelerator that overrides ``sync_tensor``.
 
-    With ``sync_dist=True``, the replacement logs the result of ``sync_tensor``, on every rank. Metric objects exchange
-    their own states instead, as always.
+    With ``sync_dist=True``, every rank logs the result of ``sync_tensor``. Metric objects are an exception, because
+    they exchange their own states.
     """
     usual = module.log
 

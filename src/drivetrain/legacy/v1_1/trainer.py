@@ -1,4 +1,4 @@
-"""The Trainer of Lightning 1.1: its flags, methods and properties, on drivetrain's Trainer."""
+"""drivetrain's Trainer with the flags, methods and properties of Lightning 1.1's Trainer."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from drivetrain.legacy.v1_3.trainer import FlaggedTrainer, signature_of
 
 
 class Trainer(FlaggedTrainer):
-    """drivetrain's Trainer with the flags of Lightning 1.1; a warning for each deprecated flag names its replacement.
+    """drivetrain's Trainer with the flags of Lightning 1.1; a deprecated flag causes a warning with the replacement.
 
-    Omitted flags have the defaults of Lightning 1.1. drivetrain's arguments are accepted, too.
+    Omitted flags have the defaults of Lightning 1.1. drivetrain's own arguments are also accepted.
     """
 
     flags_of_that_time = flags.FLAGS
@@ -39,12 +39,12 @@ class Trainer(FlaggedTrainer):
 
     @property
     def data_parallel(self) -> bool:
-        """Whether several devices train together."""
+        """Whether the run uses several devices."""
         return self.strategy.facts.is_distributed or self.distributed_backend == "dp"
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the loop that :meth:`fit` has started. An accelerator's ``train`` calls this method or one of the next
-        two.
+        """Run the loop that :meth:`fit` has started. The accelerator's ``train`` calls this method,
+        :meth:`run_evaluation` or :meth:`run_test`.
         """
         return self.accelerator_backend.train_or_test()
 

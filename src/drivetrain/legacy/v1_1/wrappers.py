@@ -11,9 +11,12 @@ _STEPS = ("training_step", "validation_step", "test_step")
 
 
 class _RunsSteps:
-    """Mixin for a wrapper's class. While an accelerator runs a step, calling the wrapper runs the module's step.
+    """Mixin for the classes of wrappers around a module.
 
-    The wrapper also has the module's steps as methods. Either way, the wrapper runs the step as its forward pass.
+    While an accelerator runs a step, a call of the wrapper runs the module's step.
+
+    The wrapper also has a method for each of the module's steps. In both cases, the module's step runs inside the
+    wrapper's forward pass.
     """
 
     strategy_of_run: Any
@@ -31,7 +34,7 @@ class _RunsSteps:
 
 
 class Plain(nn.Module):
-    """A wrapper whose forward pass is the module's."""
+    """A wrapper whose forward pass only calls the module."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -42,8 +45,8 @@ class Plain(nn.Module):
 
 
 def that_runs_steps(wrapped: nn.Module, module: nn.Module, strategy: Any) -> nn.Module:
-    """Return the wrapper ``wrapped``, extended to run the steps of ``module``; if ``wrapped`` is ``module``
-    itself, return a new wrapper.
+    """Return ``wrapped`` with the ability to run the steps of ``module``. If ``wrapped`` is ``module`` itself, return a
+    new wrapper.
     """
     if wrapped is module:
         wrapped = Plain(module)

@@ -1,4 +1,4 @@
-"""The API of Lightning 1.3, in which an accelerator consists of two plugins, on drivetrain's Trainer."""
+"""The API of Lightning 1.3, based on drivetrain's Trainer. In this API, an accelerator consists of two plugins."""
 
 from drivetrain.base.lazy import public
 

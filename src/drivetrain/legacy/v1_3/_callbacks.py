@@ -19,7 +19,7 @@ from drivetrain.legacy.v1_3.module import Callback
 class ModelCheckpoint(drivetrain.callbacks.ModelCheckpoint):
     """drivetrain's ModelCheckpoint, which also accepts ``every_n_val_epochs`` and ``period``.
 
-    Without ``monitor``, the callback monitors "val_loss", from the first save after this name was logged.
+    Without ``monitor``, the callback monitors "val_loss" if a program logs this name.
 
     Args:
         save_top_k: the number of checkpoints to keep; ``None``: one.
@@ -53,7 +53,7 @@ class ModelCheckpoint(drivetrain.callbacks.ModelCheckpoint):
         )  # fmt: skip
         self._key = super().state_key
 
-    state_key = reads("_key")  # with the constructor's ``monitor``, even if load_state_dict sets another
+    state_key = reads("_key")  # the key contains the constructor's ``monitor``
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.monitor = self.monitor or state_dict.get("monitor")
@@ -69,8 +69,8 @@ class ModelCheckpoint(drivetrain.callbacks.ModelCheckpoint):
         return metrics
 
     def format_checkpoint_name(self, *args: Any, **kwargs: Any) -> str:
-        """Return the path. As in earlier signatures, epoch and step may come before the metrics, and ``ver`` after
-        them.
+        """Return the path. Earlier signatures are accepted too: epoch and step before the metrics, and ``ver`` after
+        the metrics.
         """
         counts = dict(zip(("epoch", "step"), takewhile(lambda value: isinstance(value, int), args), strict=False))
         given = dict(zip(("metrics", "filename", "ver"), args[len(counts) :], strict=False))
@@ -83,7 +83,7 @@ class ModelCheckpoint(drivetrain.callbacks.ModelCheckpoint):
 
 
 class EarlyStopping(drivetrain.callbacks.EarlyStopping):
-    """drivetrain's EarlyStopping; by default it monitors "early_stop_on", of which lower values are better.
+    """drivetrain's EarlyStopping; the defaults are ``monitor="early_stop_on"`` and ``mode="min"``.
 
     Args: as for drivetrain's class.
     """
@@ -99,7 +99,7 @@ class StochasticWeightAveraging(drivetrain.callbacks.StochasticWeightAveraging):
     """drivetrain's StochasticWeightAveraging, whose argument ``swa_lrs`` is optional here.
 
     Args:
-        swa_lrs: the learning rates; ``None``: those that the optimizer has when averaging begins.
+        swa_lrs: the learning rates; ``None``: the optimizer's learning rates when averaging begins.
         kwargs: further arguments of drivetrain's class.
     """
 
@@ -114,10 +114,11 @@ class StochasticWeightAveraging(drivetrain.callbacks.StochasticWeightAveraging):
 
 
 class LambdaCallback(Callback):
-    """Calls a function for each given hook.
+    """A callback whose hooks are functions.
 
     Args:
-        functions: for the name of a hook of Lightning 1.3, a function with that hook's arguments.
+        functions: a function for each hook, by the hook's name. The function gets the hook's arguments in Lightning
+            1.3.
 
     Raises:
         UnknownArgumentError: the hook does not exist.
@@ -135,7 +136,9 @@ _HOOKS = sorted(name for name in dir(Callback) if name.startswith("on_") or name
 
 
 def _method(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method for ``function``, to be called with the arguments that the hook has in drivetrain."""
+    """Return a method that takes the hook's arguments in drivetrain and calls ``function`` with the arguments in
+    1.3.
+    """
 
     def method(self: Any, *args: Any) -> Any:
         return function(*args)
@@ -144,13 +147,13 @@ def _method(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     try:
         taken = inspect.signature(function).parameters.values()
         method.__signature__ = inspect.Signature([own, *taken])  # type: ignore[attr-defined]
-    except ValueError:  # a builtin without a signature
+    except ValueError:  # builtins can lack a signature
         return method
     return hooks.adapted(method, *hooks.OF_CALLBACKS[name]) if name in hooks.OF_CALLBACKS else method
 
 
 class GPUStatsMonitor(drivetrain.callbacks.DeviceStatsMonitor):
-    """drivetrain's DeviceStatsMonitor, which logs all statistics; arguments that selected some of them are ignored."""
+    """drivetrain's DeviceStatsMonitor, which logs all statistics; arguments to select statistics are ignored."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         warn_deprecated("GPUStatsMonitor", "DeviceStatsMonitor()")

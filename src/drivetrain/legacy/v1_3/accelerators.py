@@ -1,4 +1,4 @@
-"""Accelerators of Lightning 1.3, each of which consists of a precision plugin and a training-type plugin."""
+"""Accelerators of Lightning 1.3. Each accelerator consists of a precision plugin and a training-type plugin."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from drivetrain.loops.progress import TrainerStatus
 
 
 def _runs(step: str, context: str) -> Any:
-    """Return a method ``step(step_kwargs)``, which runs the module's method ``step`` in the plugins' contexts."""
+    """Return a method ``step(step_kwargs)``; the method calls the module's method ``step`` in the plugins' contexts."""
     return lambda self, step_kwargs: self._step(step, context, step_kwargs)
 
 
 class _OfPlugin:
-    """Methods of :class:`TrainingTypePlugin` that an accelerator also has; each calls the plugin's method."""
+    """Methods that an accelerator has in common with :class:`TrainingTypePlugin`; each calls the plugin's method."""
 
 
 for _name in (
@@ -40,7 +40,7 @@ for _name in (
 
 
 class Accelerator(EarlierAccelerator, _OfPlugin):
-    """An accelerator of Lightning 1.3; the Trainer sets its devices, its ranks and its cluster environment.
+    """An accelerator of Lightning 1.3; the Trainer sets the devices, the ranks and the cluster environment.
 
     Args:
         precision_plugin: a plugin, a precision of drivetrain, or a precision's name.
@@ -62,13 +62,13 @@ class Accelerator(EarlierAccelerator, _OfPlugin):
         return self._strategy
 
     def __getattr__(self, name: str) -> Any:
-        """Return a member of drivetrain's accelerator that this class lacks, such as ``supports_float64``."""
+        """Return a member of drivetrain's accelerator, such as ``supports_float64``, that this class lacks."""
         if name.startswith("_") or "precision_plugin" not in self.__dict__ or self.strategy.accelerator is None:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}.")
         return getattr(self.strategy.accelerator, name)
 
     def take_precision(self, given: Any) -> None:
-        """Use another precision plugin; a precision of drivetrain gets a plugin around it."""
+        """Use another precision plugin; put a precision of drivetrain inside a plugin."""
         self.precision_plugin = precision_plugin_of(given)
         self.precision_plugin.accelerator = self
 
@@ -78,7 +78,7 @@ class Accelerator(EarlierAccelerator, _OfPlugin):
     # ---- facts of an accelerator -------------------------------------------------------------------------------------
 
     model = reads("training_type_plugin.model", writable=True)
-    """The model, in its wrapper if it has one."""
+    """The model, inside a wrapper if the model is wrapped."""
     lightning_module = reads("training_type_plugin.lightning_module")
     """The user's module."""
     root_device = reads("training_type_plugin.root_device")
@@ -90,18 +90,18 @@ class Accelerator(EarlierAccelerator, _OfPlugin):
     results = reads("training_type_plugin.results")
     """The results of the last run."""
     setup_optimizers_in_pre_dispatch = reads("training_type_plugin.setup_optimizers_in_pre_dispatch")
-    """Whether optimizers are created only after the model has been wrapped."""
+    """Whether the optimizers are created after the model is wrapped."""
     call_configure_sharded_model_hook = reads("training_type_plugin.call_configure_sharded_model_hook", writable=True)
-    """Whether ``configure_sharded_model`` has not been called yet."""
+    """Whether a call of ``configure_sharded_model`` is still pending."""
 
     def calls_sharded_hook(self, module: Any) -> bool:
-        """Whether to call ``configure_sharded_model`` of ``module``, which is called only once for each module."""
+        """Whether to call ``configure_sharded_model`` of ``module``; the hook is called only once for each module."""
         return self.call_configure_sharded_model_hook and getattr(module, "call_configure_sharded_model_hook", True)
 
     # ---- set-up, in the order of the calls ---------------------------------------------------------------------------
 
     def setup(self, trainer: Any, model: nn.Module) -> None:
-        """Set up the plugins and, unless :meth:`pre_dispatch` does it, the optimizers."""
+        """Set up the plugins; create the optimizers, unless :meth:`pre_dispatch` creates them."""
         self.setup_training_type_plugin(model)
         if not self.setup_optimizers_in_pre_dispatch:
             self.setup_optimizers(trainer)
@@ -111,7 +111,7 @@ class Accelerator(EarlierAccelerator, _OfPlugin):
     """``setup_training_type_plugin(model)``: set up the training-type plugin with the model."""
 
     def setup_optimizers(self, trainer: Any) -> None:
-        """Create the optimizers, if the run is a fit."""
+        """Create the optimizers of a fit; do nothing in other runs."""
         if trainer is None or trainer.progress.fn == "fit":
             self.training_type_plugin.init_optimizers(trainer, self.lightning_module)
 
@@ -122,14 +122,14 @@ class Accelerator(EarlierAccelerator, _OfPlugin):
         self.strategy.usual.setup_precision_plugin()
 
     def connect_training_type_plugin(self, plugin: TrainingTypePlugin, model: nn.Module) -> None:
-        """Use ``plugin`` instead of the present training-type plugin, and set it up with ``model``."""
+        """Replace the training-type plugin by ``plugin``, and set up ``plugin`` with ``model``."""
         self._warn_of_connecting("training_type_plugin", plugin)
         self.training_type_plugin = training_type_plugin_of(plugin)
         self.training_type_plugin.accelerator = self
         self.setup_training_type_plugin(model)
 
     def connect_precision_plugin(self, plugin: PrecisionPlugin) -> None:
-        """Use ``plugin`` instead of the present precision plugin, and set it up."""
+        """Replace the precision plugin by ``plugin``, and set up ``plugin``."""
         self._warn_of_connecting("precision_plugin", plugin)
         self.take_precision(plugin)
         self.strategy.precision_plugin = self.precision_plugin.today
@@ -147,23 +147,23 @@ class Accelerator(EarlierAccelerator, _OfPlugin):
         self.training_type_plugin.pre_dispatch()
         for optimizer in self.optimizers if self.root_device != HOST else ():
             if optimizer.state and not hasattr(optimizer, "consolidate_state_dict"):
-                optimizer.load_state_dict(optimizer.state_dict())  # this moves each tensor to its parameter's device
+                optimizer.load_state_dict(optimizer.state_dict())  # moves each tensor to the device of its parameter
         if self.setup_optimizers_in_pre_dispatch:
             self.setup_optimizers(trainer)
         self.precision_plugin.pre_dispatch()
 
     def dispatch(self, trainer: Any) -> None:
-        """Called in each process, before the loop."""
+        """Called in each process, before the loop over batches."""
         self.training_type_plugin.dispatch(trainer)
         self.precision_plugin.dispatch(trainer)
 
     def post_dispatch(self, trainer: Any) -> None:
-        """Called after the loop, in each process."""
+        """Called in each process, after the loop over batches."""
         self.training_type_plugin.post_dispatch(trainer)
         self.precision_plugin.post_dispatch()
 
     def teardown(self) -> None:
-        """Wait for all ranks, unless this rank has failed; then free the device."""
+        """Free the device. First wait for all ranks, unless this rank has failed."""
         trainer = self.strategy.trainer
         if trainer is None or trainer.progress.status is not TrainerStatus.INTERRUPTED:
             self.barrier("teardown")
@@ -172,14 +172,16 @@ class Accelerator(EarlierAccelerator, _OfPlugin):
     # ---- a step: ``step_kwargs`` contains "batch", "batch_idx" and the step's further arguments ----------------------
 
     def to_device(self, step_kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Return ``step_kwargs`` with its batch on the device. In a run of a Trainer, the batch is already there."""
+        """Return ``step_kwargs`` with the batch on the device. In a Trainer's run, the batch is already on the
+        device.
+        """
         if self.strategy.driver.transfer is not None:
             return step_kwargs
         batch = self.batch_to_device(step_kwargs["batch"], self.root_device, step_kwargs.get("dataloader_idx"))
         return {**step_kwargs, "batch": batch}
 
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int | None = None) -> Any:
-        """Return the batch on ``device``, using the module's transfer hooks."""
+        """Move the batch to ``device`` with the module's transfer hooks."""
         return self.strategy.usual.batch_to_device(batch, device, dataloader_idx or 0)
 
     training_step = _runs("training_step", "train_step_context")
@@ -202,7 +204,7 @@ class Accelerator(EarlierAccelerator, _OfPlugin):
         *args: Any,
         **kwargs: Any,
     ) -> Tensor:
-        """Compute gradients; with ``should_accumulate``, processes do not exchange them. Return the loss."""
+        """Compute gradients; with ``should_accumulate``, processes do not exchange gradients. Return the loss."""
         plugin, parties = self.training_type_plugin, (optimizer, optimizer_idx)
         plugin.pre_backward(closure_loss, should_accumulate, *parties)
         module = self.lightning_module
@@ -233,7 +235,7 @@ class Accelerator(EarlierAccelerator, _OfPlugin):
         return self.training_type_plugin.optimizer_step(optimizer, lambda_closure, **kwargs)
 
     def optimizer_zero_grad(self, current_epoch: int, batch_idx: int, optimizer: Optimizer, opt_idx: int) -> None:
-        """Call the module's hook of this name, which clears the gradients."""
+        """Call the module's hook ``optimizer_zero_grad``, which clears the gradients."""
         self.lightning_module.optimizer_zero_grad(current_epoch, batch_idx, optimizer)
 
     clip_gradients = calls("precision_plugin.clip_gradients")
@@ -242,13 +244,15 @@ class Accelerator(EarlierAccelerator, _OfPlugin):
     """
 
     def on_train_start(self) -> None:
-        """Called before training, after ``on_train_start`` of the callbacks and of the module."""
+        """Called before training, after the hooks ``on_train_start`` of callbacks and module."""
 
     def on_train_epoch_end(self, outputs: Any = None) -> None:
-        """Called after ``on_train_epoch_end`` of callbacks and module; an override may omit ``outputs`` (``None``)."""
+        """Called after ``on_train_epoch_end`` of callbacks and module. In an override, the parameter ``outputs`` is
+        optional.
+        """
 
     def on_train_end(self) -> None:
-        """Called after training, after ``on_train_end`` of the callbacks and of the module."""
+        """Called after training, after the hooks ``on_train_end`` of callbacks and module."""
 
 
 class CPUAccelerator(Accelerator):

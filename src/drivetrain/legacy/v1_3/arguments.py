@@ -10,7 +10,7 @@ from drivetrain.module.loading import literal
 
 
 def defaults_of(cls: type) -> dict[str, Any]:
-    """Return the constructor arguments of ``cls`` that have defaults, with these defaults; options can set them."""
+    """Return the constructor arguments of ``cls`` that command-line options can set, with the arguments' defaults."""
     own: dict[str, Any] = {}
     for each in reversed(cls.__mro__):
         init = vars(each).get("__init__")
@@ -36,11 +36,9 @@ def add_argparse_args(cls: type, parent_parser: ArgumentParser) -> ArgumentParse
 
 
 def from_argparse_args(cls: Any, args: Namespace | ArgumentParser, **kwargs: Any) -> Any:
-    """Return ``cls(...)``, with ``kwargs`` and those constructor arguments that ``args`` contains and ``kwargs`` does
-    not.
-    """
+    """Create an object of ``cls`` with the arguments in ``args`` and ``kwargs``; ``kwargs`` take precedence."""
     found = vars(args.parse_args() if isinstance(args, ArgumentParser) else args)
-    own = inspect.signature(cls.__init__).parameters  # without those that only constructors of base classes have
+    own = inspect.signature(cls.__init__).parameters  # arguments of base classes do not count
     return cls(**{**{name: found[name] for name in own if name in found}, **kwargs})
 
 
@@ -52,7 +50,7 @@ class FromCommandLine:
 
 
 def _value(text: str) -> Any:
-    """Return the value that the text of an option means: a Python literal if possible."""
+    """Convert the text of an option to a value: if possible, a Python literal."""
     words = {"true": True, "false": False, "none": None, "yes": True, "no": False}
     if text.lower() in words:
         return words[text.lower()]

@@ -1,4 +1,4 @@
-"""Flags that tell which optional packages can be imported, with their names in Lightning 1.3 and 1.1."""
+"""Flags for optional packages that can be imported, under the flags' names in Lightning 1.3 and 1.1."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Callbacks that do the work of the Trainer's flags ``track_grad_norm`` and ``terminate_on_nan`` in Lightning 1.3."""
+"""Callbacks in place of the flags ``track_grad_norm`` and ``terminate_on_nan`` of Lightning 1.3's Trainer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class GradientNorms(Callback):
     """Logs the norm of each parameter's gradient, for the flag ``track_grad_norm``.
 
     Args:
-        norm_type: the order of the norm, such as 2; ``inf`` is the largest element.
+        norm_type: the order of the norm, such as 2; ``inf`` for the largest absolute element.
     """
 
     def __init__(self, norm_type: float | str) -> None:
@@ -25,8 +25,9 @@ class GradientNorms(Callback):
 
 
 class StopsOnNaN(Callback):
-    """Raises an error when the loss or a parameter is not finite, for the flag ``terminate_on_nan``. Each check waits
-    for the device.
+    """Raises an error when the loss or a parameter is not finite, for the flag ``terminate_on_nan``.
+
+    Each check blocks until the device has computed the values.
     """
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:

@@ -1,4 +1,4 @@
-"""LightningCLI of Lightning 1.3, which has no subcommands: creating it parses the command line and runs a fit."""
+"""LightningCLI of Lightning 1.3, without subcommands: the constructor parses the command line and runs a fit."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class LightningCLI(drivetrain.cli.LightningCLI):
 
     Args:
         model_class, datamodule_class, save_config_callback, trainer_class, trainer_defaults, seed_everything_default:
-            as for drivetrain's LightningCLI; the Trainer is Lightning 1.3's.
-        kwargs: further arguments of drivetrain's class. ``description``, ``env_prefix`` and ``env_parse`` are passed to
-            the parser.
+            as for drivetrain's LightningCLI, but the default Trainer has the flags of Lightning 1.3.
+        kwargs: further arguments of drivetrain's class. The parser gets ``description``, ``env_prefix`` and
+            ``env_parse``.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class LightningCLI(drivetrain.cli.LightningCLI):
             self.fit_kwargs["datamodule"] = self.datamodule
 
     def before_fit(self) -> None:
-        """Called before the fit, when the objects have been created."""
+        """Called before the fit, after the objects are created."""
 
     def fit(self) -> None:
         """Train."""

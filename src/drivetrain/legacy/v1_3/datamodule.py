@@ -16,8 +16,8 @@ _STAGES = ("fit", "validate", "test", "predict")
 class _DoneOnce(drivetrain.module.datamodule.LightningDataModule):
     """Runs ``prepare_data`` once per data module, and ``setup`` and ``teardown`` once for each stage.
 
-    If the program has called ``setup`` and made a random split there, the Trainer therefore does not split again.
-    ``has_prepared_data``, ``has_setup_fit``, ``has_teardown_test`` and so on tell what has run.
+    If a program calls ``setup``, the Trainer does not call ``setup`` again, and so does not repeat a random split.
+    ``has_prepared_data``, ``has_setup_fit``, ``has_teardown_test`` and similar attributes tell which hooks have run.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -29,7 +29,7 @@ class _DoneOnce(drivetrain.module.datamodule.LightningDataModule):
 
 
 def _answer(what: str) -> property:
-    """Return the property that tells whether ``what`` has run."""
+    """Return a property that tells whether ``what`` has been called."""
     return property(lambda data: what in vars(data).get("_done", ()), doc=f"Whether ``{what}`` has been called.")
 
 
@@ -40,9 +40,10 @@ for _hook in ("setup", "teardown"):
 
 
 def _once(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a hook that calls ``method``, unless ``method`` was already called for the same stage.
+    """Return a hook that calls ``method`` only once for each stage.
 
-    A call without a stage counts for fit, validate and test. Calls of ``super()`` inside the hook are not skipped.
+    A call without a stage stands for the stages fit, validate and test. A ``super()`` call inside the hook always calls
+    the base class's method.
     """
 
     @functools.wraps(method)
@@ -69,7 +70,7 @@ def _once(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class LightningDataModule(FromCommandLine, _DoneOnce):
-    """drivetrain's LightningDataModule with the constructor arguments of Lightning 1.3, which options can set.
+    """drivetrain's LightningDataModule with Lightning 1.3's arguments; command-line options can set the arguments.
 
     Args:
         train_transforms, val_transforms, test_transforms: stored for the user's own loaders.
@@ -97,8 +98,8 @@ class LightningDataModule(FromCommandLine, _DoneOnce):
         """Create datasets for ``stage``; ``None``: for all stages."""
 
     def teardown(self, stage: str | None = None) -> None:
-        """Called when ``stage`` has ended; ``None``: all stages have."""
+        """Called after ``stage``; for ``None``, after all stages."""
 
     def size(self, dim: int | None = None) -> Any:
-        """Return the shape of a sample, or one dimension of it."""
+        """Return the shape of a sample, or the size of one dimension."""
         return self.dims if dim is None else self.dims[dim]

@@ -1,5 +1,5 @@
-"""Hooks of Lightning 1.x that drivetrain lacks or calls with other arguments: as defaults they do nothing, so that
-overrides may call ``super()``.
+"""Hooks of Lightning 1.x that drivetrain lacks or calls with other arguments. The default hooks do nothing; overrides
+can call the default hooks with ``super()``.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from typing import Any
 
 
 class Default:
-    """A hook that does nothing, whatever its arguments. A Trainer treats it like the hook of drivetrain's base class.
+    """A hook that accepts all arguments and does nothing. A Trainer treats such a hook as not overridden.
 
     Args:
-        today: drivetrain's base class. If it has a method of this name, the hook stands for this method.
+        today: drivetrain's base class. If the base class has a method called ``name``, the hook stands for this method.
         name: the hook.
     """
 
@@ -29,7 +29,7 @@ class Default:
 
 
 def set_defaults(cls: type, today: type, names: Iterable[str]) -> None:
-    """Add hooks that do nothing to ``cls``."""
+    """Add to ``cls`` a hook that does nothing for each name."""
     for name in names:
         setattr(cls, name, Default(today, name))
 

@@ -11,13 +11,13 @@ from drivetrain.legacy.v1_3.defaults import hook_of
 
 
 class EpochEnds(Callback):
-    """Collects the outputs of steps for a module with ``training_epoch_end`` or a similar hook.
+    """Collects the outputs of steps, and passes the outputs to the module's ``training_epoch_end`` and similar hooks.
 
     These hooks run before the callbacks' ``on_train_epoch_end`` and ``on_validation_epoch_end``, so that callbacks see
     the values that the hooks log.
 
     Args:
-        in_evaluation: whether to call ``on_epoch_start`` and ``on_epoch_end`` also in evaluations.
+        in_evaluation: whether evaluations also call ``on_epoch_start`` and ``on_epoch_end``.
     """
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
@@ -40,7 +40,7 @@ class EpochEnds(Callback):
         call_all(trainer, "on_epoch_start")
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        # Lightning 1.x counts one step for each accumulation of gradients, however many optimizers step then
+        # Lightning 1.x counts one step per accumulation of gradients, for any number of optimizers
         if trainer.validates_last and trainer.current_run.window.batches_done == 0:
             trainer.progress.count_once()
         takes_outputs = getattr(pl_module.on_train_epoch_end, "takes_outputs", False)
@@ -54,10 +54,10 @@ class EpochEnds(Callback):
         if outputs and isinstance(outputs[0], list):  # the outputs have one list per optimizer
             outputs = [[each for each in column if each is not None] for column in zip(*outputs, strict=True)]
         outputs = [each for each in outputs if each is not None]
-        vars(pl_module)["_outputs_of_epoch"] = outputs  # for an on_train_epoch_end with the parameter ``outputs``
+        vars(pl_module)["_outputs_of_epoch"] = outputs  # read by hooks with the parameter ``outputs``
         outputs = trainer.strategy.epoch_outputs("training_step", outputs)
         _log(pl_module, _call(pl_module, "training_epoch_end", outputs))
-        if not self._in_evaluation:  # otherwise the strategy calls on_epoch_end later
+        if not self._in_evaluation:  # the strategy can call on_epoch_end later instead
             call_all(trainer, "on_epoch_end")
 
     def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
@@ -73,7 +73,7 @@ class EpochEnds(Callback):
         if hook_of(pl_module, f"{_stage(trainer)}_epoch_end") and outputs is not None:
             self._evaluation.setdefault(dataloader_idx, []).append(outputs)
         elif _takes_dictionaries(pl_module):
-            self._last = outputs  # a dictionary, logged at the end of the evaluation
+            self._last = outputs  # this dictionary is logged at the end of the evaluation
 
     on_test_batch_end = on_validation_batch_end
 
@@ -95,7 +95,7 @@ def _stage(trainer: Any) -> str:
 
 
 def call_all(trainer: Any, name: str) -> None:
-    """Call a hook of Lightning 1.x, first the callbacks', then the module's."""
+    """Call a hook of Lightning 1.x: first on all callbacks, then on the module."""
     _call_callbacks(trainer, name)
     _call(trainer.lightning_module, name)
 
@@ -119,8 +119,8 @@ def _log(module: Any, returned: Any) -> None:
 
 
 def log_dictionaries(module: Any, returned: Mapping[str, Any]) -> None:
-    """Log the entries "log" and "progress_bar" of a step's result; in Lightning 1.1, also log other numbers for
-    callbacks.
+    """Log the entries "log" and "progress_bar" of a step's result. For Lightning 1.1, callbacks also get the other
+    numbers in the result.
     """
     logged, shown = returned.get("log") or {}, returned.get("progress_bar") or {}
     if logged or shown:

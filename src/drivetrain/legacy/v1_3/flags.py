@@ -1,5 +1,5 @@
-"""Converts the flags of Lightning 1.3's Trainer to arguments of drivetrain's; for each flag, a warning names the
-replacement.
+"""Converts the flags of Lightning 1.3's Trainer to arguments of drivetrain's Trainer, and names each flag's replacement
+in a warning.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ _CONVERTED = frozenset({
     "accelerator", "accumulate_grad_batches", "callbacks", "gradient_clip_algorithm", "gradient_clip_val", "max_steps",
     "plugins", "precision",
 })  # fmt: skip
-"""Flags with the name of an argument of drivetrain's Trainer, but another meaning, default or type of value."""
+"""Flags that share a name with an argument of drivetrain's Trainer, but differ in meaning, default or type."""
 
 NEW_SPELLING = TODAY["flags"]
-"""For each flag, what a message says to write instead."""
+"""For each flag, what to write instead."""
 
 NO_EFFECT = {"flush_logs_every_n_steps": "the loggers flush by themselves", "move_metrics_to_cpu": "they always are"}
 _OFF: tuple[Any, ...] = (None, 0, "0", [], "")
@@ -67,12 +67,12 @@ TUNER = ("auto_lr_find", "auto_scale_batch_size")
 def translated(
     given: Mapping[str, Any], hardware: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
 ) -> dict[str, Any]:
-    """Convert the flags of Lightning 1.3 in ``given`` to arguments of drivetrain; other arguments are kept.
+    """Convert the flags of Lightning 1.3 in ``given`` to arguments of drivetrain's Trainer; other arguments are kept.
 
     Args:
         given: the arguments by name.
-        hardware: a function from all flags to the arguments for accelerator and devices; ``None``: that for Lightning
-            1.3.
+        hardware: a function that converts all flags to the arguments for accelerator and devices; ``None``: the
+            function for Lightning 1.3.
 
     Raises:
         ConfigurationError: a flag has an invalid value.
@@ -113,7 +113,7 @@ def translated(
 
 
 def as_list(given: Any) -> list[Any]:
-    """Return a list of the items of a flag, whose value is one item, several items, or ``None``."""
+    """Return a flag's value as a list; the value is one item, several items, or ``None``."""
     return list(given) if isinstance(given, (list, tuple)) else [given] if given else []
 
 
@@ -134,7 +134,7 @@ def _callbacks(flags: Mapping[str, Any]) -> list[Any]:
 
 
 def is_backend(given: Any) -> bool:
-    """Whether a value of ``accelerator=`` names what is called a strategy today."""
+    """Whether a value of ``accelerator=`` is the name of a strategy, as in Lightning 1.x."""
     return isinstance(given, str) and (given == "ddp_cpu" or given in PLUGINS or given in StrategyRegistry)
 
 
@@ -193,7 +193,7 @@ def precision_of(flags: Mapping[str, Any]) -> Any:
 
 
 def _backend(given: Any, hardware: str, devices: Mapping[str, Any], flags: Mapping[str, Any]) -> str:
-    """Return the name of the training-type plugin: the requested one, or the default for several devices."""
+    """Return the name of the requested training-type plugin, or of the default for the number of devices."""
     if given == "ddp_cpu":
         return "ddp_spawn"
     if given is not None:
@@ -205,12 +205,12 @@ def _backend(given: Any, hardware: str, devices: Mapping[str, Any], flags: Mappi
 
 
 def is_one(devices: Any) -> bool:
-    """Whether drivetrain's argument ``devices`` means a single device; "auto" counts as a single device."""
+    """Whether the argument ``devices`` means a single device; "auto" counts as a single device."""
     return (isinstance(devices, (list, tuple)) and len(devices) == 1) or devices in (1, "1", "auto")
 
 
 def _gpus(given: Any) -> Any:
-    """Return drivetrain's argument ``devices`` for the flag ``gpus``. A string such as "3" contains indices of GPUs."""
+    """Return drivetrain's argument ``devices`` for the flag ``gpus``. A string such as "0,3" lists indices of GPUs."""
     if not isinstance(given, str) or given.strip() in ("", "-1"):
         return -1 if given == "-1" else given
     return [int(index) for index in given.split(",") if index.strip()]
@@ -220,21 +220,23 @@ def _gpus(given: Any) -> Any:
 
 
 def spelling_of(name: str, value: str, is_off: bool = False) -> str:
-    """Return the text that replaces a flag with this value; with ``is_off``, some flags have another replacement."""
+    """Return the text that replaces the flag ``name`` with this value. If ``is_off`` is True, some flags have another
+    replacement.
+    """
     if is_off and name in _INSTEAD_OF_OFF:
         return _INSTEAD_OF_OFF[name]
     return NEW_SPELLING[name].format(value=value)
 
 
 def is_off(value: Any) -> bool:
-    """Whether a flag's value turns it off."""
+    """Whether ``value`` turns a flag off."""
     return value in _OFF
 
 
 def is_default(name: str, value: Any) -> bool:
-    """Whether a flag has its default value and can be left out.
+    """Whether a flag has its default value, and can therefore be left out.
 
-    For numbers of batches, 1 is not the default 1.0, because 1.0 means all batches.
+    For a flag with the default 1.0 (all batches), the integer 1 (one batch) is not the default.
     """
     if name not in FLAGS or (type(value) is int and type(FLAGS[name]) is float):
         return False

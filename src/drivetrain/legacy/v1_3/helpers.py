@@ -1,4 +1,4 @@
-"""Names in ``pytorch_lightning.utilities`` and ``core.memory`` that programs for Lightning 1.x import."""
+"""Names that programs for Lightning 1.x import from ``pytorch_lightning.utilities`` and ``core.memory``."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def apply_to_collection(
     """Return ``data`` with each item of type ``dtype`` replaced by ``function(item, *args, **kwargs)``.
 
     Args:
-        data: nested dictionaries, lists, tuples and named tuples keep their classes; any other object is an item.
-        dtype: a type, or several.
+        data: an object, or a nested structure of dictionaries, lists, tuples and named tuples, whose classes are kept.
+        dtype: a type, or several types.
         function: called for each item.
         args, kwargs: further arguments of ``function``.
-        wrong_dtype: a type, or several, whose items are not replaced.
+        wrong_dtype: a type, or several types; items of these types are not replaced.
     """
 
     def within(item: Any) -> Any:
@@ -70,8 +70,8 @@ def apply_to_collection(
 
 
 def grad_norm(module: Any, norm_type: float | int | str) -> dict[str, float]:
-    """Return the norm of each parameter's gradient and the total norm, rounded as in Lightning 1.3; this waits for the
-    device.
+    """Return the norm of each parameter's gradient and the total norm, rounded as in Lightning 1.3. This function waits
+    for the device.
     """
     norms = drivetrain.compat.parameters.grad_norm(module, norm_type, group_separator="_")
     return {name: round(float(value), 4) for name, value in norms.items()}

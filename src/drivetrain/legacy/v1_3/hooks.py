@@ -1,4 +1,4 @@
-"""Wraps hooks that a program defines with the arguments of Lightning 1.3, because drivetrain passes other arguments."""
+"""Wraps a program's hooks with the parameters of Lightning 1.3, because drivetrain passes other arguments."""
 
 from __future__ import annotations
 
@@ -29,17 +29,18 @@ OF_MODULES: dict[str, tuple[str, str]] = {
         for moment, first in (("start", ""), ("end", "outputs "))
     },
 }
-"""For each hook of a module: the arguments that drivetrain passes, and those that Lightning 1.3 passed, in order."""
+"""For each hook of a module: first the arguments that drivetrain passes, then the arguments that Lightning 1.3 passed.
+"""
 
 OF_CALLBACKS: dict[str, tuple[str, str]] = {
     name: (f"trainer pl_module {today}".strip(), f"trainer pl_module {then}".strip())
     for name, (today, then) in OF_MODULES.items()
     if name.startswith("on_")
 }
-"""For each hook of a callback: the arguments that drivetrain passes, and those that Lightning 1.3 passed, in order."""
+"""For each hook of a callback: first drivetrain's arguments, then the arguments that Lightning 1.3 passed."""
 
 GONE = TODAY["hooks"]
-"""Hooks of modules and callbacks that drivetrain does not call, each with what to write instead."""
+"""For each hook of modules and callbacks that drivetrain does not call, what to write instead."""
 
 GONE_FROM_CALLBACKS = (
     *(name for name in GONE if name.startswith("on_")), "on_configure_sharded_model",
@@ -53,25 +54,21 @@ GONE_FROM_MODULES = (
 
 
 def adapt(cls: type, hooks: Mapping[str, tuple[str, str]]) -> None:
-    """Wrap the hooks that ``cls`` itself defines with Lightning 1.3's arguments, so that drivetrain can call them with
-    its own.
-    """
+    """Replace each hook in ``cls`` that has Lightning 1.3's parameters by a wrapper with drivetrain's parameters."""
     for name in hooks:
         if inspect.isfunction(method := vars(cls).get(name)):
             setattr(cls, name, adapted(method, *hooks[name]))
 
 
 def adapted(method: Callable[..., Any], today: str, then: str) -> Callable[..., Any]:
-    """Return ``method``; if it has the arguments ``then``, return a function with the arguments ``today`` that calls
-    it.
-    """
+    """Return ``method``. If ``method`` has the parameters ``then``, return a wrapper with the parameters ``today``."""
     if _is_of_that_time(method, today.split(), then.split()):
         return _adapted(method, today.split(), then.split())
     return method
 
 
 def _is_of_that_time(method: Callable[..., Any], today: list[str], then: list[str]) -> bool:
-    kinds = [each.kind for each in inspect.signature(method).parameters.values()][1:]  # without self
+    kinds = [each.kind for each in inspect.signature(method).parameters.values()][1:]  # self is left out
     named = sum(kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds)
     if inspect.Parameter.VAR_POSITIONAL in kinds and named:
         return today[:named] != then[:named]
@@ -84,7 +81,7 @@ def _adapted(method: Callable[..., Any], today: list[str], then: list[str]) -> C
 
     @functools.wraps(method)
     def called_today(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if len(args) > len(today):  # called by a subclass, with Lightning 1.3's arguments
+        if len(args) > len(today):  # a subclass has passed Lightning 1.3's arguments
             return method(self, *args, **kwargs)
         values: dict[str, Any] = {"dataloader_idx": 0, "on_tpu": False, "using_native_amp": False, "using_lbfgs": False}
         module = args[1] if today[:2] == ["trainer", "pl_module"] else self
@@ -106,7 +103,9 @@ _STATES = "states_of_callbacks"
 
 
 def adapt_states(cls: type) -> None:
-    """Let a callback return its state from ``on_save_checkpoint``, and get it in ``on_load_checkpoint(state)``."""
+    """Let callbacks return their state from ``on_save_checkpoint``, and get this state in
+    ``on_load_checkpoint(state)``.
+    """
     save, load = vars(cls).get("on_save_checkpoint"), vars(cls).get("on_load_checkpoint")
     if inspect.isfunction(save):
 

@@ -1,4 +1,6 @@
-"""Logs as Lightning 1.x: a name that is logged per step and per epoch has the last step's value when the epoch ends."""
+"""Logs as Lightning 1.x. At the end of an epoch, a name that is logged per step and per epoch has the last step's
+value.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,13 @@ _NO_NUMBERS = ("log", "progress_bar", "hiddens")
 class LastSteps(Logbook):
     """drivetrain's Logbook, but at the end of an epoch ``loss``, for example, is the last step's value, not the mean.
 
-    ``loss_epoch`` is the mean. For metric objects, ``loss`` is the computed value, as in drivetrain's Logbook.
+    The mean has the name ``loss_epoch``. For a metric object, ``loss`` is the metric's value for the epoch, as in
+    drivetrain's Logbook.
 
     Args:
         sum_dtype: as for Logbook.
-        takes_dictionaries: whether callbacks see the numbers that steps and ``*_epoch_end`` hooks return, as in
-            Lightning 1.1.
+        takes_dictionaries: whether callbacks see the numbers in dictionaries that steps and ``*_epoch_end`` hooks
+            return, as in Lightning 1.1.
     """
 
     def __init__(self, sum_dtype: torch.dtype, takes_dictionaries: bool = False) -> None:
@@ -30,7 +33,7 @@ class LastSteps(Logbook):
         self.takes_dictionaries = takes_dictionaries
 
     def keep_returned(self, module: Any, returned: Mapping[str, Any]) -> None:
-        """Log the numbers in a returned dictionary for callbacks only, separately from names logged with
+        """Log the numbers in a returned dictionary for callbacks only. Leave out names that the module logs with
         ``self.log``.
         """
         scopes = self._groups.get(self.group, {}).values()
@@ -52,7 +55,7 @@ class LastSteps(Logbook):
         for entry in both:
             newest = self._newest(entry)
             if not self.epoch_done and before[entry.name] is None:
-                metrics.pop(entry.name, None)  # the last step's value exists only after an epoch has ended
+                metrics.pop(entry.name, None)  # the last step's value exists only after an epoch
             elif not self.epoch_done:
                 metrics[entry.name] = before[entry.name]
             elif newest is not None:
@@ -65,7 +68,7 @@ def _is_number(value: Any) -> bool:
 
 
 def with_last_steps(results: Sequence[Any], metrics: dict[str, Any]) -> list[Any]:
-    """Return an evaluation's results with the last step's values beside the epoch's, as in Lightning 1.x."""
+    """Add the last step's values to an evaluation's results, as in Lightning 1.x."""
     found = []
     for result in results:
         names = [(name, name.replace("_epoch/dataloader_idx_", "/dataloader_idx_", 1)) for name in result]

@@ -1,4 +1,4 @@
-"""The object that ``trainer.logger`` is for a Trainer with several loggers."""
+"""The type of ``trainer.logger`` for a Trainer with several loggers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from drivetrain.loggers.logger import Logger
 
 
 def _calls_each(name: str) -> Any:
-    """Return a method that calls the method of this name of each logger."""
+    """Return a method that calls the method ``name`` of each logger."""
 
     def method(self: LoggerCollection, *args: Any, **kwargs: Any) -> None:
         for logger in self:
@@ -19,7 +19,7 @@ def _calls_each(name: str) -> Any:
 
 
 class LoggerCollection(Logger):
-    """Passes every call on to each of ``loggers``. Indexing and iterating this object give these loggers.
+    """Passes every call to all ``loggers``; an index or an iteration yields the loggers themselves.
 
     Args:
         loggers: in order.
@@ -45,12 +45,12 @@ class LoggerCollection(Logger):
 
     @property
     def name(self) -> str:
-        """The loggers' names, joined."""
+        """The names of all loggers, joined by "_"."""
         return "_".join(str(logger.name) for logger in self)
 
     @property
     def version(self) -> str:
-        """The loggers' versions, joined."""
+        """The versions of all loggers, joined by "_"."""
         return "_".join(str(logger.version) for logger in self)
 
     log_metrics = _calls_each("log_metrics")
@@ -61,5 +61,5 @@ class LoggerCollection(Logger):
 
 
 def as_one(loggers: Sequence[Any]) -> Any:
-    """Return the only logger, a collection of the loggers if there are more, or ``None`` if there are no loggers."""
+    """Return the logger if there is only one, a collection of several loggers, or ``None`` without loggers."""
     return LoggerCollection(loggers) if len(loggers) > 1 else next(iter(loggers), None)

@@ -1,4 +1,4 @@
-"""``pytorch_lightning.metrics``: the metrics of torchmetrics, which has succeeded this module."""
+"""``pytorch_lightning.metrics``: the metrics of torchmetrics, the successor of this module."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ class Accuracy(Metric):  # type: ignore[no-redef]
     """The fraction of correct predictions, without an argument for the task, as in 1.3.
 
     Args:
-        threshold: the probability from which a sample counts as positive, if predictions are one probability per
-            sample.
+        threshold: the smallest probability that counts as positive, for predictions of one probability per sample.
         kwargs: for ``torchmetrics.Metric``.
     """
 
@@ -45,12 +44,11 @@ class Accuracy(Metric):  # type: ignore[no-redef]
 
 
 def with_task(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments for a metric of torchmetrics, with the ``task`` that ``num_classes`` implied in Lightning
-    1.3.
+    """Return the arguments for a metric of torchmetrics, with ``task`` chosen by ``num_classes`` as in Lightning 1.3.
 
-    One class implied the task "binary", several "multiclass". Without ``num_classes``, no task is added.
+    One class means the task "binary"; several classes mean "multiclass". Without ``num_classes``, no task is added.
     """
-    if args and isinstance(args[0], str):  # a call as in torchmetrics, with the task first
+    if args and isinstance(args[0], str):  # a call with torchmetrics' arguments: the task is the first
         args, kwargs = args[1:], {"task": args[0], **kwargs}
     given = {**dict(zip(("num_classes",), args, strict=False)), **kwargs}
     given = {name: value for name, value in given.items() if name != "compute_on_step"}
@@ -70,7 +68,7 @@ class _Classified:
 
 
 class ConfusionMatrix(_Classified):  # type: ignore[no-redef]
-    """Counts of predicted classes for each true class."""
+    """For each true class, the number of samples per predicted class."""
 
     today = torchmetrics.ConfusionMatrix
 
@@ -88,12 +86,12 @@ class FBeta(_Classified):
 
 
 class Precision(_Classified):  # type: ignore[no-redef]
-    """The fraction of correct predictions among the predictions of a class."""
+    """Of the samples predicted as a class, the fraction that belongs to this class."""
 
     today = torchmetrics.Precision
 
 
 class Recall(_Classified):  # type: ignore[no-redef]
-    """The fraction of a class's samples that are predicted as this class."""
+    """Of the samples in a class, the fraction that is predicted as this class."""
 
     today = torchmetrics.Recall

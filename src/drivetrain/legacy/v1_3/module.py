@@ -24,7 +24,8 @@ class LightningModule(drivetrain.module.module.LightningModule):
     """drivetrain's LightningModule, with the methods of Lightning 1.3.
 
     Attributes:
-        truncated_bptt_steps: the number of time steps of a batch on which to train at once; 0: all.
+        truncated_bptt_steps: the number of time steps per part, if a batch is trained in parts; 0: train on the
+            complete batch.
     """
 
     _datamodule: Any = None
@@ -36,7 +37,7 @@ class LightningModule(drivetrain.module.module.LightningModule):
 
     @property
     def datamodule(self) -> Any:
-        """The data module to which this property was set, otherwise the data module of the run."""
+        """The data module that was assigned to this property; by default, the data module of the run."""
         return self._datamodule or (None if self._trainer is None else self._trainer.datamodule)
 
     @datamodule.setter
@@ -48,15 +49,15 @@ class LightningModule(drivetrain.module.module.LightningModule):
         return grad_norm(self, norm_type)
 
     def summarize(self, mode: str | None = ModelSummary.MODE_DEFAULT) -> ModelSummary | None:
-        """Return a summary of the module, and log it; ``None`` for ``mode=None``."""
+        """Return a summary of the module, and log the summary; ``None`` for ``mode=None``."""
         summary = None if mode is None else ModelSummary(self, mode)
         if summary is not None:
             rank_zero_info(f"\n{summary}")
         return summary
 
     def write_prediction(self, name: str, value: Any, filename: str = "predictions.pt") -> None:
-        """Add the items of ``value``, a tensor or a list, to a column of a file that is written when the evaluation
-        ends.
+        """Add the items of ``value``, a tensor or a list, to a column of a file. The file is written after the
+        evaluation.
         """
         items = value.tolist() if isinstance(value, torch.Tensor) else value
         vars(self).setdefault("_predictions", {}).setdefault(filename, {}).setdefault(name, []).extend(items)
@@ -67,7 +68,7 @@ class LightningModule(drivetrain.module.module.LightningModule):
             self.write_prediction(name, value, filename)
 
     def save_predictions(self) -> None:
-        """Write the files of :meth:`write_prediction`, with a dictionary for each row. Called at the end of an
+        """Write the files of :meth:`write_prediction`; each row is stored as a dictionary. Called at the end of an
         evaluation.
 
         Raises:
@@ -89,12 +90,12 @@ class LightningModule(drivetrain.module.module.LightningModule):
     # ---- methods for steps, with earlier arguments -------------------------------------------------------------------
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        """Step ``optimizer`` with the closure, which may be any of the further arguments."""
+        """Step ``optimizer`` with the closure: ``optimizer_closure`` or the first callable in ``args``."""
         closure: Callable[[], Any] | None = kwargs.get("optimizer_closure", next(filter(callable, args), None))
         optimizer.step(closure=closure)
 
     def transfer_batch_to_device(self, batch: Any, device: Any = None, dataloader_idx: int = 0) -> Any:
-        """Move the batch to ``device``; ``None``: the module's."""
+        """Move the batch to ``device``; ``None``: to the module's device."""
         return super().transfer_batch_to_device(batch, self.device if device is None else device, dataloader_idx)
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_idx: int = 0) -> None:
@@ -102,16 +103,16 @@ class LightningModule(drivetrain.module.module.LightningModule):
         optimizer.zero_grad()
 
     def manual_backward(self, loss: Any, *args: Any, **kwargs: Any) -> None:
-        """Compute gradients. An optimizer, which was the second argument in Lightning 1.x, is ignored."""
+        """Compute gradients. The second argument in Lightning 1.x, an optimizer, is ignored."""
         kwargs.pop("optimizer", None)
         super().manual_backward(loss, *(args[1:] if args and hasattr(args[0], "param_groups") else args), **kwargs)
 
     def toggle_optimizer(self, optimizer: Any, optimizer_idx: int | None = None) -> None:
-        """Set ``requires_grad`` so that only this optimizer's parameters get gradients."""
+        """Set ``requires_grad`` to False for the parameters of all other optimizers."""
         super().toggle_optimizer(optimizer)
 
     def untoggle_optimizer(self, optimizer_idx: Any) -> None:
-        """Undo :meth:`toggle_optimizer` for an optimizer, or for its index."""
+        """Undo :meth:`toggle_optimizer` for an optimizer or the index of an optimizer."""
         is_index = isinstance(optimizer_idx, int)
         super().untoggle_optimizer(self.trainer.optimizers[optimizer_idx] if is_index else optimizer_idx)
 
@@ -123,11 +124,13 @@ class LightningModule(drivetrain.module.module.LightningModule):
 
     @drivetrain.module.module.LightningModule.hparams.setter  # type: ignore[attr-defined,untyped-decorator]  # a property
     def hparams(self, given: Any) -> None:
-        """Save ``given`` for checkpoints and loggers, like ``save_hyperparameters``."""
+        """Call ``save_hyperparameters(given)``."""
         self.save_hyperparameters(given)
 
     def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
-        """Log a value. ``sync_dist_op`` is the earlier name of ``reduce_fx`` for the reduction between ranks."""
+        """Log a value. The argument ``sync_dist_op`` is a former name of ``reduce_fx`` for the reduction over the
+        ranks.
+        """
         for gone in ("tbptt_reduce_fx", "tbptt_pad_token"):
             options.pop(gone, None)
         if (operation := options.pop("sync_dist_op", None)) is not None:
@@ -135,7 +138,7 @@ class LightningModule(drivetrain.module.module.LightningModule):
         super().log(name, value, *args, **options)
 
     def tbptt_split_batch(self, batch: Any, split_size: int) -> list[Any]:
-        """Return the parts of a batch along its time dimension, which is the second.
+        """Split a batch into parts along the time dimension, which is the second dimension.
 
         Raises:
             ConfigurationError: the items of the batch have different numbers of time steps.
@@ -162,7 +165,7 @@ class LightningModule(drivetrain.module.module.LightningModule):
 
 
 def auto_move_data(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator for ``forward``: move its arguments to the module's device."""
+    """Decorator for ``forward``: move the arguments of ``forward`` to the module's device."""
 
     @functools.wraps(method)
     def moved(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -186,9 +189,10 @@ set_defaults(
 
 
 class Callback(drivetrain.callback.Callback):
-    """drivetrain's Callback, whose hooks may have the arguments of Lightning 1.3.
+    """drivetrain's Callback; hooks can have the parameters of Lightning 1.3.
 
-    What ``on_save_checkpoint`` returns is saved in the checkpoint; ``on_load_checkpoint(callback_state)`` gets it back.
+    The result of ``on_save_checkpoint`` is saved in the checkpoint, and passed to
+    ``on_load_checkpoint(callback_state)``.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

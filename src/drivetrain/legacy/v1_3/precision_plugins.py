@@ -1,4 +1,4 @@
-"""Precision plugins of Lightning 1.3; a precision of drivetrain does the work of each."""
+"""Precision plugins of Lightning 1.3; each uses a precision of drivetrain."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _BITS = {16: "16-mixed", "16": "16-mixed", "bf16": "bf16-mixed", 32: "32-true", 
 
 
 class PrecisionPlugin:
-    """Full 32-bit precision, and the base class of all other precision plugins. A subclass may override any method.
+    """Full 32-bit precision, and the base class of all other precision plugins. A subclass can override each method.
 
     Attributes:
         precision: the value of ``Trainer(precision=...)``.
-        accelerator: the accelerator that this plugin is part of.
+        accelerator: the accelerator to which this plugin belongs.
     """
 
     precision: int | str = 32
@@ -41,10 +41,10 @@ class PrecisionPlugin:
         """Called at the end of the accelerator's ``pre_dispatch``."""
 
     def dispatch(self, trainer: Any) -> None:
-        """Called before the loop, in each process."""
+        """Called in each process, before the loop over batches."""
 
     def post_dispatch(self) -> None:
-        """Called after the loop."""
+        """Called after the loop over batches."""
 
     # ---- clipping ----------------------------------------------------------------------------------------------------
 
@@ -77,16 +77,16 @@ class PrecisionPlugin:
 
     @property
     def today(self) -> Precision:
-        """The precision of drivetrain that does the work."""
+        """drivetrain's precision for this plugin."""
         if self._today is None:
             self._today = self.make_today()
         return self._today
 
     scaler = reads("today.scaler")
-    """The gradient scaler, if there is one."""
+    """The gradient scaler; ``None`` for a precision without a scaler."""
 
     def connect(self, model: nn.Module, optimizers: list[Any], lr_schedulers: list[Any]) -> tuple[Any, Any, Any]:
-        """Return the model, the optimizers and the schedulers that the run uses instead of these."""
+        """Return the model, the optimizers and the schedulers for the run, in place of the arguments."""
         return model, optimizers, lr_schedulers
 
     def master_params(self, optimizer: Optimizer) -> Iterator[nn.Parameter]:
@@ -97,7 +97,7 @@ class PrecisionPlugin:
         self, model: Any, closure_loss: Tensor, optimizer: Any, opt_idx: int, should_accumulate: bool,
         *args: Any, **kwargs: Any,
     ) -> Tensor:  # fmt: skip
-        """Compute gradients, which are scaled if the precision scales the loss; return the loss."""
+        """Compute the gradients, and return the loss. Gradients are scaled if the precision scales the loss."""
         self.accelerator.strategy.differentiate(closure_loss, optimizer, should_accumulate, *args, **kwargs)
         return closure_loss.detach()
 
@@ -113,10 +113,10 @@ class PrecisionPlugin:
         return True
 
     def post_optimizer_step(self, optimizer: Any, optimizer_idx: int) -> None:
-        """Called after the optimizer's step, also if the step was skipped."""
+        """Called after each step of the optimizer, and after a skipped step."""
 
     def as_settings(self) -> dict[str, Any]:
-        """Return the arguments of drivetrain's Trainer for this plugin, if no accelerator is passed with it.
+        """Return the arguments of drivetrain's Trainer for this plugin, if the program passes no accelerator.
 
         Raises:
             ConfigurationError: the plugin's class overrides methods that only an accelerator calls.
@@ -141,7 +141,7 @@ class NativeMixedPrecisionPlugin(MixedPrecisionPlugin):
     """torch's automatic mixed precision.
 
     Args:
-        precision: 16, for which the loss is scaled, or "bf16".
+        precision: 16 (with a scaled loss) or "bf16".
     """
 
     def __init__(self, precision: int | str = 16) -> None:
@@ -149,11 +149,11 @@ class NativeMixedPrecisionPlugin(MixedPrecisionPlugin):
 
 
 class ApexMixedPrecisionPlugin(MixedPrecisionPlugin):
-    """Used NVIDIA's Apex in Lightning 1.3, and uses torch's own precisions here.
+    """NVIDIA's Apex in Lightning 1.3; here torch's own precisions are used instead.
 
     Args:
-        amp_level: "O0" is full 32-bit precision; "O1" is automatic mixed precision; "O2", which in Apex also kept
-            32-bit master weights, is the same as "O1" here; "O3" is pure 16-bit precision.
+        amp_level: "O0" is full 32-bit precision; "O1" is automatic mixed precision; "O2" is equal to "O1" here,
+            although Apex's "O2" also kept 32-bit master weights; "O3" is pure 16-bit precision.
 
     Raises:
         ConfigurationError: the level is unknown.
@@ -175,10 +175,10 @@ class DoublePrecisionPlugin(PrecisionPlugin):
 
 
 def precision_plugin_of(given: Any) -> PrecisionPlugin:
-    """Return ``given`` if it is a plugin; otherwise a plugin for the precision, or for the precision of this name.
+    """Return a plugin for ``given``: a plugin itself, a precision, or the name of a precision.
 
     Raises:
-        ConfigurationError: ``given`` is neither a plugin nor a precision nor a name.
+        ConfigurationError: ``given`` is not a plugin, a precision or a name.
     """
     if isinstance(given, PrecisionPlugin):
         return given

@@ -1,4 +1,6 @@
-"""Progress bars of Lightning 1.3, which count batches, and whose hooks have more arguments than drivetrain's."""
+"""Progress bars of Lightning 1.3: the bars count batches, and have hooks with more arguments than drivetrain's
+hooks.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,13 @@ class _Counts(drivetrain.callbacks.ProgressBar):
 
     @property
     def train_batch_idx(self) -> int:
-        """The number of the epoch's training batches so far, including the batch that is running."""
+        """The number of training batches so far in this epoch, including the current batch."""
         return self.trainer.progress.batch_idx + 1
 
     @property
     def val_batch_idx(self) -> int:
-        """The number of the evaluation's batches so far, including the running one. ``test_batch_idx`` and
-        ``predict_batch_idx`` are the same property.
+        """The number of batches so far in this evaluation, including the current batch. ``test_batch_idx`` and
+        ``predict_batch_idx`` are aliases of this property.
         """
         return self.trainer.progress.eval_batch_idx + 1
 
@@ -48,6 +50,6 @@ class ProgressBarBase(_Counts):
 
 
 class ProgressBar(_Counts, drivetrain.callbacks.TQDMProgressBar):
-    """The tqdm bar; its ``main_progress_bar`` is the bar of training."""
+    """The tqdm bar; the attribute ``main_progress_bar`` is the bar for training."""
 
     main_progress_bar: Any = reads("train_progress_bar", "The bar of training.")

@@ -1,4 +1,4 @@
-"""Properties of Lightning 1.x's Trainer that drivetrain's Trainer lacks or counts in another way."""
+"""Properties of Lightning 1.x's Trainer that drivetrain's Trainer does not have, or defines differently."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _today(name: str) -> Any:
 
 
 def _none_for_unlimited(name: str, doc: str) -> Any:
-    """Return the property ``name``, which is ``None`` instead of drivetrain's -1 for "no limit"."""
+    """Return the property ``name`` of drivetrain's Trainer, with ``None`` in place of -1 for "no limit"."""
     today = _today(name)
     return property(
         lambda trainer: None if (limit := today.fget(trainer)) == -1 else limit,
@@ -35,7 +35,7 @@ _EPOCH_OVER = (Phase.BETWEEN_EPOCHS, Phase.TRAIN_END, Phase.NONE)
 
 
 class Asked(drivetrain.trainer.trainer.Trainer):
-    """Properties for the position in the run, for the Trainer's parts, and for the flags as they were passed."""
+    """Properties for the position in the run, the Trainer's objects, and the values of the flags."""
 
     def _is_on(self, kind: str) -> bool:
         return self.strategy.root_device.type == kind
@@ -49,7 +49,7 @@ class Asked(drivetrain.trainer.trainer.Trainer):
 
     @property
     def use_ddp(self) -> bool:
-        """Whether the strategy is ``ddp``, however its processes were started."""
+        """Whether the strategy is ``ddp`` or a variant such as ``ddp_spawn``."""
         return isinstance(self.strategy, DDPStrategy) and not self.use_ddp2
 
     @property
@@ -115,7 +115,9 @@ class Asked(drivetrain.trainer.trainer.Trainer):
 
     @property
     def global_step(self) -> int:
-        """Optimizer steps so far. The steps of a batch count only when the validation after the batch has ended."""
+        """Optimizer steps so far. If a validation follows a batch, the batch's steps are included only after the
+        validation.
+        """
         progress = self.progress
         phase, _, before_step = progress.slot[:3]
         if Phase.FORWARD <= phase <= Phase.OPTIMIZER_STEP:
@@ -139,17 +141,17 @@ class Asked(drivetrain.trainer.trainer.Trainer):
 
     @property
     def precision(self) -> Any:
-        """The precision as Lightning 1.3 writes it: 16, 32, 64 or "bf16"."""
+        """The precision in Lightning 1.3's form: 16, 32, 64 or "bf16"."""
         return _BITS.get(name := super().precision, name)
 
     @property
     def batch_idx(self) -> int:
-        """The index of the training batch; 0 before the first."""
+        """The index of the training batch; 0 before the first batch."""
         return max(0, self.progress.batch_idx)
 
     @property
     def total_batch_idx(self) -> int:
-        """The index of the training batch, counted over all epochs; between batches, the index of the next batch."""
+        """The index of the training batch over all epochs. Between batches, this is the index of the next batch."""
         progress = self.progress
         in_batch = Phase.BATCH_START <= progress.slot[0] <= Phase.VALIDATED
         return progress.earlier_batches + (progress.batch_idx if in_batch else progress.batches_done)

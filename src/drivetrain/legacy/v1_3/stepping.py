@@ -1,4 +1,4 @@
-"""What the strategies for accelerators of Lightning 1.1 and for those of 1.3 share."""
+"""Common methods of the strategies that call accelerators of Lightning 1.1 or 1.3."""
 
 from __future__ import annotations
 
@@ -24,14 +24,12 @@ from drivetrain.strategies.step_parts import OwnStep, StepParts
 
 
 def _asks_for(step: str) -> Any:
-    """Return a strategy's method that lets the accelerator run the module's method ``step``."""
+    """Return a method for a strategy; the method lets the accelerator run the module's method ``step``."""
     return lambda self, *args, **kwargs: self._step(step, args, kwargs)
 
 
 class Stepped(Adapted):
-    """Mixin: a strategy that calls an accelerator of Lightning 1.1 or 1.3 for gradients, for collectives and after
-    steps.
-    """
+    """Mixin for strategies that call an accelerator of Lightning 1.1 or 1.3 for gradients, collectives and steps."""
 
     trainer: Any = None
     engine: Engine | None = None
@@ -39,24 +37,24 @@ class Stepped(Adapted):
     done: frozenset[str] = frozenset()
 
     def once(self, what: str) -> bool:
-        """Return whether this is the first call with ``what`` in this run."""
+        """Return True for the first call with ``what`` in a run, otherwise False."""
         first = what not in self.done
         self.done |= {what}
         return first
 
     def launch(self) -> None:
-        """Set the devices and the ranks and start the processes; only a user's loop, without a Trainer, needs this."""
+        """For a user's loop without a Trainer, set the devices and the ranks, and start the processes."""
         settings = {name: value for name, value in self.source.as_settings().items() if name != "callbacks"}
         self.engine = Engine(**settings)
         self.engine.launch()
 
     def prepare(self) -> None:
-        """Convert, move and wrap the model, unless this was already done in this run."""
+        """Convert, move and wrap the model; do nothing in further calls during a run."""
         if self.once("prepare"):
             self.usual.setup(self.trainer)
 
     def make_optimizers(self, trainer: Any) -> None:
-        """Create the optimizers of the run; in a user's loop, directly from the module's ``configure_optimizers``."""
+        """Create the optimizers of the run. In a user's loop, call the module's ``configure_optimizers`` directly."""
         if trainer is None:
             self.optimizers, self.lr_scheduler_configs = normalise(self.lightning_module.configure_optimizers())
         else:
@@ -81,13 +79,13 @@ class Stepped(Adapted):
     outputs_of_batch: list[Any] | None = None
 
     ask: Callable[[str, dict[str, Any]], Any]
-    """``ask(name, arguments)`` lets the accelerator run the step ``name`` of the module, and returns the step's
-    output."""
+    """The method ``ask(name, arguments)`` lets the accelerator run the module's step ``name``, and returns the output.
+    """
 
     def bind_step(self, parts: StepParts) -> OwnStep | None:
         step = bind_step(self, parts)
-        # A step with several optimizers calls every hook; any other step calls the hooks that drivetrain's strategy
-        # calls.
+        # For a step with several optimizers, this class calls every hook. For any other step, only the hooks of
+        # drivetrain's strategy are called.
         self.facts = self.facts.but(honoured_hooks=type(self).facts.honoured_hooks if step is None else "all")
         return step or cast("OwnStep | None", self.usual.bind_step(parts))
 
@@ -96,7 +94,7 @@ class Stepped(Adapted):
             module = self.lightning_module
             asks = "optimizer_idx" in inspect.signature(module.training_step).parameters
             by_hand = asks and not module.automatic_optimization and len(self.optimizers) > 1
-            # with manual optimization, the module's step is called only once, for all optimizers
+            # With manual optimization, one call of the module's step is for all optimizers.
             self.further_arguments = {"optimizer_idx": 0} if by_hand else {}
         return self.usual.bind(name)
 
@@ -118,23 +116,23 @@ class Stepped(Adapted):
         return output
 
     def epoch_outputs(self, name: str, outputs: list[Any]) -> Any:
-        """Return what an ``*_epoch_end`` hook gets for the outputs of the steps ``name``."""
+        """Return the argument of an ``*_epoch_end`` hook for the outputs of the steps ``name``."""
         return outputs
 
     def run_module(self, name: str, *args: Any) -> Any:
-        """Run a step of the module, as the forward pass of the module's wrapper."""
+        """Run a step of the module inside the forward pass of the module's wrapper."""
         step = self._module_step(name)
         if self.driver.steps:
             return step(*args)
         args = args[: positional_arity(getattr(self.lightning_module, name))]  # in a user's loop
         if name != "training_step":
             return step(*args)
-        with self.usual.accumulating(self.model):  # the gradients are exchanged later, in the backward pass
+        with self.usual.accumulating(self.model):  # the backward pass exchanges the gradients
             return step(*args)
 
     storage_options: Any = None
     epoch_ends_last = True
-    """Whether ``on_epoch_end`` is called at the end of training, validation and test epochs, after the other hooks."""
+    """Whether ``on_epoch_end`` is called after the other hooks at the end of training, validation and test epochs."""
 
     takes: dict[str, bool]
 
@@ -146,20 +144,18 @@ class Stepped(Adapted):
         return method(argument) if self.takes[name] else method()
 
     def index_of(self, optimizer: Any) -> int:
-        """Return the index of ``optimizer`` among the run's optimizers; 0 if it is not one of them."""
+        """Return the index of ``optimizer`` among the run's optimizers; 0 for any other optimizer."""
         return next((index for index, each in enumerate(self.optimizers) if each is optimizer), 0)
 
     @property
     def accumulates(self) -> bool:
-        """Whether more batches are accumulated before the optimizer steps."""
+        """Whether the current batch is not the last batch of an optimizer step."""
         run = None if self.trainer is None else self.trainer.current_run
         window = None if run is None else run.window
         return window is not None and window.batches_done + 1 < window.size
 
     def differentiate(self, loss: Tensor, optimizer: Any, accumulates: bool, *args: Any, **kwargs: Any) -> None:
-        """Compute gradients as drivetrain's strategy does; with ``accumulates``, they are not exchanged with other
-        processes.
-        """
+        """Let drivetrain's strategy compute gradients; with ``accumulates``, processes do not exchange gradients."""
         by_hand = not (self.driver.steps or accumulates)
         with self.manual_backward_context(loss) if by_hand else nullcontext():
             self.usual.backward(loss, optimizer, *args, **kwargs)
@@ -173,7 +169,9 @@ class Stepped(Adapted):
     optimizer_state = calls("source.optimizer_state")
 
     def stack(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
-        """Return the tensors of all ranks, of shape (world_size, ...); without a process group, the tensor itself."""
+        """Return the tensors of all ranks, of shape (world_size, ...); without a process group, return the tensor
+        itself.
+        """
         usual = self.usual
         if usual.facts.is_distributed and self.world_size == 1 and dist.is_initialized():
             return tensor.unsqueeze(0)

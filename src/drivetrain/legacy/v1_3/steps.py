@@ -15,7 +15,9 @@ from drivetrain.strategies.step_parts import OwnStep, StepParts
 
 
 def bind_step(strategy: Any, parts: StepParts) -> OwnStep | None:
-    """Return the step of a module with several optimizers or ``truncated_bptt_steps``; ``None`` for others."""
+    """Return the step of a module with several optimizers or ``truncated_bptt_steps``; ``None`` for any other
+    module.
+    """
     module: Any = parts.module
     split_size = getattr(module, "truncated_bptt_steps", 0) or 0
     if len(parts.optimizers) < 2 and not split_size:
@@ -43,7 +45,9 @@ def bind_step(strategy: Any, parts: StepParts) -> OwnStep | None:
 
 
 def _chosen(optimizers: Sequence[Any], frequencies: Sequence[int], batch_idx: int) -> Sequence[int]:
-    """Return the indices of the optimizers to step for this batch: all, or one at a time by ``frequencies``."""
+    """Return the indices of the optimizers to step for this batch: all indices, or with ``frequencies`` the index of
+    one optimizer.
+    """
     if not frequencies:
         return range(len(optimizers))
     ends = list(accumulate(frequencies))
@@ -52,7 +56,7 @@ def _chosen(optimizers: Sequence[Any], frequencies: Sequence[int], batch_idx: in
 
 
 class _Once:
-    """One optimizer's forward pass, backward pass and step.
+    """The forward pass, backward pass and step of one optimizer.
 
     Attributes:
         output: the result of ``training_step``.
@@ -96,7 +100,9 @@ class _Once:
         self.stepped = self.parts.optimizer_step(self.optimizer)
 
     def _by_module(self, batch: Any) -> None:
-        """Call the module's ``optimizer_step``; ``optimizer.step(closure=closure)`` there calls ``take_step`` below."""
+        """Call the module's ``optimizer_step``. The module's call of ``optimizer.step(closure=closure)`` runs
+        ``take_step`` below.
+        """
         run = self.strategy.trainer.current_run
         handle = run.optimizers.handles[self.number]
 

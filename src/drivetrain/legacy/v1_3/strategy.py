@@ -1,4 +1,4 @@
-"""drivetrain's strategies with methods that call an accelerator of Lightning 1.3, which calls its two plugins.
+"""A mixin whose methods let drivetrain's strategies call an accelerator of Lightning 1.3, which calls two plugins.
 
 The plugins' default methods call ``strategy.usual``: the strategy's own methods.
 """
@@ -46,7 +46,7 @@ class Composed(Stepped):
         self.source.setup(trainer, self.lightning_module)
 
     def setup_optimizers(self, trainer: Any) -> None:
-        """Let the accelerator create the optimizers; the Trainer calls this if :meth:`setup` has not."""
+        """Let the accelerator create the optimizers; the Trainer calls this method if :meth:`setup` created none."""
         if self.source.setup_optimizers_in_pre_dispatch:
             self.pre_dispatch(trainer)
         else:
@@ -59,7 +59,7 @@ class Composed(Stepped):
     # ---- the run and its end -----------------------------------------------------------------------------------------
 
     def pre_dispatch(self, trainer: Any) -> None:
-        """Let the accelerator prepare the run, unless it has already done so."""
+        """Let the accelerator prepare the run; do nothing in further calls during a run."""
         if self.once("dispatch"):
             self.source.pre_dispatch(trainer)
 
@@ -72,8 +72,8 @@ class Composed(Stepped):
         return self.source.results
 
     def run_stage(self) -> Any:
-        """Run the loop that the Trainer has started, and return its results."""
-        assert self.loop is not None  # run() has been called
+        """Run the Trainer's current loop, and return the results of the loop."""
+        assert self.loop is not None  # the Trainer has called run()
         self.source.dispatch(self.trainer)
         return self.loop()
 

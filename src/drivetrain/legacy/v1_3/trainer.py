@@ -1,4 +1,4 @@
-"""The Trainer of Lightning 1.3: its flags, methods and properties, on drivetrain's Trainer."""
+"""drivetrain's Trainer with the flags, methods and properties of Lightning 1.3's Trainer."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _evaluation(call: str, then: str, step: str) -> Any:
         if _has_nothing_to_do(model or self.lightning_module, call, step):
             return []
         loaders, more = self._data_of_fit(call, model, loaders, args, more)
-        # ckpt_path="best" was the default, and was ignored if a model was passed
+        # In Lightning 1.3, ckpt_path="best" was the default, but had no effect if a model was passed.
         if model is not None and more.get("ckpt_path") == "best":
             del more["ckpt_path"]
         results = getattr(super(FlaggedTrainer, self), call)(model, loaders, *args, **more)
@@ -77,7 +77,9 @@ class FlaggedTrainer(FromCommandLine, Asked):
                 getattr(callback, hook)(self)
 
     def _of_that_time(self, callback: Any, given: Sequence[Any]) -> Any:
-        """Replace drivetrain's default ModelCheckpoint by Lightning 1.x's; return other callbacks unchanged."""
+        """Replace drivetrain's default ModelCheckpoint by the default of Lightning 1.x; return other callbacks
+        unchanged.
+        """
         if type(callback) is not drivetrain.callbacks.ModelCheckpoint or any(each is callback for each in given):
             return callback
         folder = self._flags["weights_save_path"]
@@ -109,11 +111,11 @@ class FlaggedTrainer(FromCommandLine, Asked):
         lr_find_kwargs: Mapping[str, Any] | None = None,
         train_dataloaders: Any = None,
     ) -> dict[str, Any]:
-        """Find the batch size and the learning rate, as the flags ``auto_scale_batch_size`` and ``auto_lr_find``
-        demand, and set them in the model.
+        """Find the batch size if the flag ``auto_scale_batch_size`` is set, and the learning rate if the flag
+        ``auto_lr_find`` is set. Set the found values in the model.
 
         Returns:
-            The results under "scale_batch_size" and "lr_find".
+            A dictionary with the results, under the keys "scale_batch_size" and "lr_find".
         """
         data = {"train_dataloaders": train_dataloader if train_dataloaders is None else train_dataloaders}
         data |= {"val_dataloaders": val_dataloaders, "datamodule": datamodule}
@@ -131,12 +133,12 @@ class FlaggedTrainer(FromCommandLine, Asked):
 
     # ---- data of a fit: its loaders were bound to the model, where ``trainer.test()`` found them ---------------------
 
-    _fitted: tuple[Any, Any, Any] = (None, None, None)  # the model, its datamodule and its validation loaders
+    _fitted: tuple[Any, Any, Any] = (None, None, None)  # the last fit's model, datamodule and validation loaders
 
     def _data_of_fit(
         self, call: str, model: Any, loaders: Any, args: tuple[Any, ...], more: dict[str, Any]
     ) -> tuple[Any, dict[str, Any]]:
-        """Return the loaders and the arguments of an evaluation; if no data was passed, the data of the model's last
+        """Return the loaders and the arguments of an evaluation. The default data is the data of the model's last
         fit.
         """
         fitted, datamodule, val_loaders = self._fitted
@@ -158,8 +160,8 @@ class FlaggedTrainer(FromCommandLine, Asked):
 
     @contextmanager
     def _from_last_epoch(self, ckpt_path: Any) -> Iterator[None]:
-        """Context of a fit: a second fit begins with the index of the first fit's last epoch, so that it trains at
-        least one epoch.
+        """Context of a fit. A second fit begins with the index of the first fit's last epoch, and so trains at least
+        one epoch.
         """
         progress, epochs = self.progress, self.progress.current_epoch
         if self._ended_fit and ckpt_path is None and epochs > 0:
@@ -169,7 +171,7 @@ class FlaggedTrainer(FromCommandLine, Asked):
             yield
         finally:
             self._ended_fit = progress.status is TrainerStatus.FINISHED
-            if progress.current_epoch < epochs and self._ended_fit:  # the fit had no epoch to train
+            if progress.current_epoch < epochs and self._ended_fit:  # the fit trained no epoch
                 progress.count_epochs_as(epochs)
 
     # ---- the entry points with earlier arguments ---------------------------------------------------------------------
@@ -208,7 +210,7 @@ class FlaggedTrainer(FromCommandLine, Asked):
         return super().predict(model, dataloaders, *args, **more)
 
     def make_optimizers(self) -> tuple[list[Any], list[LRSchedulerConfig]]:
-        """Return the result of ``configure_optimizers``; give the accelerator the frequencies of the optimizers."""
+        """Return the result of ``configure_optimizers``, and set the optimizers' frequencies in the accelerator."""
         self._optimizers_made = True
         returned = self.hooks.call_method("configure_optimizers")
         if isinstance(returned, (list, tuple)) and all(isinstance(each, Mapping) for each in returned):
@@ -226,14 +228,14 @@ class FlaggedTrainer(FromCommandLine, Asked):
 
 
 class Trainer(FlaggedTrainer):
-    """drivetrain's Trainer with the flags of Lightning 1.3; a warning for each deprecated flag names its replacement.
+    """drivetrain's Trainer with the flags of Lightning 1.3; a deprecated flag causes a warning with the replacement.
 
-    Omitted flags have the defaults of Lightning 1.3. drivetrain's arguments are accepted, too.
+    Omitted flags have the defaults of Lightning 1.3. drivetrain's own arguments are also accepted.
     """
 
     @property
     def accelerator(self) -> Any:
-        """The accelerator, composed of two plugins; while the Trainer is being created, drivetrain's accelerator."""
+        """The accelerator, which consists of two plugins; during the constructor, drivetrain's accelerator."""
         return getattr(self.strategy, "source", None) or super().accelerator
 
     training_type_plugin: Any = reads("accelerator.training_type_plugin", "The accelerator's training-type plugin.")
@@ -245,12 +247,14 @@ class Trainer(FlaggedTrainer):
 
     def run_job(self, job: Job) -> list[Any]:
         results = super().run_job(job)
-        self.training_type_plugin._results = results  # also in a process that only started the others
+        self.training_type_plugin._results = results  # also for a process that only starts other processes
         return results
 
 
 def _renamed(call: str, then: str, given: Any, today: str, loaders: Any) -> Any:
-    """Return the value passed under the earlier name ``then``, with a warning, or else the argument ``today``."""
+    """Return the argument ``today``. If the program used the earlier name ``then``, warn, and return the value of
+    ``then``.
+    """
     if given is None:
         return loaders
     warn_deprecated(f"trainer.{call}({then}=...)", f"trainer.{call}(model, {today}=...)")
@@ -258,8 +262,8 @@ def _renamed(call: str, then: str, given: Any, today: str, loaders: Any) -> Any:
 
 
 def _has_nothing_to_do(model: Any, call: str, step: str) -> bool:
-    """Whether ``model`` lacks the step of an evaluation; if so, warn as Lightning 1.3 did. A misspelt step does not
-    count as lacking, because drivetrain's Trainer then raises an error.
+    """Return True, with the warning of Lightning 1.3, if ``model`` has no step for an evaluation. For a misspelt step,
+    return False, because drivetrain's Trainer raises an error.
     """
     if not isinstance(model, LightningModule) or overrides(model, step, LightningModule):
         return False
@@ -270,7 +274,7 @@ def _has_nothing_to_do(model: Any, call: str, step: str) -> bool:
 
 
 def signature_of(of_that_time: Mapping[str, Any]) -> inspect.Signature:
-    """Return a signature for a constructor, which editors and command lines read: the flags with their defaults."""
+    """Return a constructor's signature, with the flags and their defaults, for editors and command lines."""
     kind, empty = inspect.Parameter.KEYWORD_ONLY, [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)]
     own = (inspect.Parameter(name, kind, default=value, annotation=Any) for name, value in of_that_time.items())
     return inspect.Signature([*empty, *own])

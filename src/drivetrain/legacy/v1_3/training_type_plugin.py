@@ -24,11 +24,11 @@ NEVER_USED = frozenset({
     "restore_model_state_from_ckpt_path", "rpc_enabled", "set_world_ranks", "setup_distributed",
     "transfer_distrib_spawn_state_on_fit_end", "update_global_step", "world_size",
 })  # fmt: skip
-"""Members of Lightning 1.3's plugins whose work drivetrain's strategy does itself."""
+"""Members of Lightning 1.3's plugins that drivetrain does not need, because the strategy does the work."""
 
 
 def _runs(step: str) -> Any:
-    """Return a method that runs the module's method ``step`` as the forward pass of the module's wrapper."""
+    """Return a method that runs the module's method ``step`` inside the forward pass of the module's wrapper."""
 
     def method(self: Any, *args: Any) -> Any:
         return self.strategy.run_module(step, *args)
@@ -38,12 +38,12 @@ def _runs(step: str) -> Any:
 
 
 class TrainingTypePlugin(OfAccelerator, AsksStrategy):
-    """Base class of the plugins that train a model on one or several devices; a subclass may override any method.
+    """Base class of the plugins that train a model on one or several devices; a subclass can override each method.
 
     Attributes:
-        strategy_name: the registered name of the strategy of drivetrain that does the work.
-        wraps_in_setup: True: ``setup`` wraps the model; False: ``pre_dispatch`` does.
-        accelerator: the accelerator that this plugin is part of.
+        strategy_name: the registered name of drivetrain's strategy for this plugin.
+        wraps_in_setup: True: ``setup`` wraps the model; False: ``pre_dispatch`` wraps the model.
+        accelerator: the accelerator to which this plugin belongs.
     """
 
     strategy_name = "single_device"
@@ -58,11 +58,11 @@ class TrainingTypePlugin(OfAccelerator, AsksStrategy):
         return {}
 
     def settings(self) -> dict[str, Any]:
-        """Return arguments of drivetrain's Trainer, besides the strategy, that follow from this plugin."""
+        """Return further arguments of drivetrain's Trainer for this plugin, without the strategy."""
         return {}
 
     def as_settings(self) -> dict[str, Any]:
-        """Return the arguments of drivetrain's Trainer for this plugin, if no accelerator is passed with it."""
+        """Return the arguments of drivetrain's Trainer for this plugin, if the program passes no accelerator."""
         plugin: Any = self
         found = (self.accelerator or accelerators.Accelerator(PrecisionPlugin(), plugin)).as_settings()
         found["strategy"].own_parts.precision = None  # the Trainer's arguments determine the precision
@@ -73,7 +73,9 @@ class TrainingTypePlugin(OfAccelerator, AsksStrategy):
     lightning_module = reads("strategy.lightning_module")
     """The user's module."""
     model = reads("strategy.model", writable=True)
-    """The model, in its wrapper if it has one; a user's ``configure_ddp`` may set this attribute, or ``_model``."""
+    """The model, inside a wrapper if the model is wrapped. A user's ``configure_ddp`` can set this attribute or
+    ``_model``.
+    """
 
     _model = model
 
@@ -117,9 +119,9 @@ class TrainingTypePlugin(OfAccelerator, AsksStrategy):
     """``connect(model)``: store the user's module."""
 
     def setup_environment(self) -> None:
-        """Start the processes and make the device current."""
+        """Start the processes, and select this process's device."""
         strategy = self.strategy
-        if strategy.accelerator is None:  # in a user's loop, devices and ranks are not set yet
+        if strategy.accelerator is None:  # in a user's loop, the devices and ranks are not set yet
             strategy.launch()
         else:
             strategy.usual.setup_environment()
@@ -128,7 +130,7 @@ class TrainingTypePlugin(OfAccelerator, AsksStrategy):
     """Return the context in which ``configure_sharded_model`` runs."""
 
     def setup(self, model: nn.Module) -> None:
-        """Convert, move and wrap the model, unless :meth:`pre_dispatch` does this."""
+        """If :meth:`pre_dispatch` will not wrap the model, convert, move and wrap the model."""
         if self.wraps_in_setup or self.strategy.facts.restores_after_setup:
             self.strategy.prepare()
 
@@ -140,24 +142,26 @@ class TrainingTypePlugin(OfAccelerator, AsksStrategy):
         self.strategy.make_optimizers(trainer)
 
     pre_dispatch = calls("strategy.prepare")
-    """Convert, move and wrap the model, unless :meth:`setup` has done this."""
+    """If :meth:`setup` has not wrapped the model, convert, move and wrap the model."""
 
     def dispatch(self, trainer: Any) -> None:
-        """Called before the loop, in each process."""
+        """Called in each process, before the loop over batches."""
 
     def start_training(self, trainer: Any) -> None:
-        """Run the training, and store its results; the next two methods do the same for evaluations and predictions."""
+        """Run the training, and store the results. The next two methods run an evaluation and a prediction."""
         self._results = self.strategy.run_stage()
 
     start_evaluating = start_predicting = start_training
 
     def post_dispatch(self, trainer: Any) -> None:
-        """Called after the loop."""
+        """Called after the loop over batches."""
 
     # ---- inside a step -----------------------------------------------------------------------------------------------
 
     def train_step_context(self) -> AbstractContextManager[Any]:
-        """Return a new context for one ``training_step``; the next three methods do the same for their steps."""
+        """Return a new context for one ``training_step``. The next three methods return contexts for the other
+        steps.
+        """
         return nullcontext()
 
     val_step_context = test_step_context = predict_step_context = train_step_context
@@ -171,7 +175,7 @@ class TrainingTypePlugin(OfAccelerator, AsksStrategy):
     predict_step = _runs("predict_step")
 
     def post_training_step(self) -> None:
-        """Called after the module's ``training_step``, before its loss is used."""
+        """Called after the module's ``training_step``, before the backward pass."""
 
     def pre_backward(self, closure_loss: Tensor, should_accumulate: bool, optimizer: Any, opt_idx: int) -> None:
         """Called before a backward pass."""
@@ -187,7 +191,7 @@ class TrainingTypePlugin(OfAccelerator, AsksStrategy):
         return strategy.usual.optimizer_step(optimizer, lambda_closure, strategy.model, **kwargs)
 
     def post_optimizer_step(self, optimizer: Optimizer, optimizer_idx: int, **kwargs: Any) -> None:
-        """Called after the optimizer's step, also if the step was skipped."""
+        """Called after each step of the optimizer, and after a skipped step."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

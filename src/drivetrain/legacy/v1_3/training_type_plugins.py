@@ -1,4 +1,4 @@
-"""Training-type plugins of Lightning 1.3; a strategy of drivetrain does the work of each."""
+"""Training-type plugins of Lightning 1.3; each uses a strategy of drivetrain."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ParallelPlugin(TrainingTypePlugin):
 
 
 class DataParallelPlugin(ParallelPlugin):
-    """One process for several devices; each device computes on its part of every batch."""
+    """One process for several devices; each device gets a part of every batch."""
 
     strategy_name = "dp"
 
@@ -62,8 +62,9 @@ class DDPPlugin(ParallelPlugin):
     Args:
         parallel_devices, cluster_environment: as for :class:`ParallelPlugin`.
         num_nodes: number of machines; ``None``: the Trainer's number.
-        sync_batchnorm: whether batch norm is computed over all processes; ``None``: the Trainer's argument decides.
-        ddp_comm_state, ddp_comm_hook, ddp_comm_wrapper: how gradients are exchanged.
+        sync_batchnorm: whether batch norm uses the statistics of all processes; ``None``: the Trainer's argument
+            decides.
+        ddp_comm_state, ddp_comm_hook, ddp_comm_wrapper: DDP's communication hook, its state and its wrapper.
         kwargs: arguments of ``DistributedDataParallel``. ``find_unused_parameters`` is True by default, as in 1.3.
     """
 
@@ -99,17 +100,17 @@ class DDPPlugin(ParallelPlugin):
         self.strategy.usual._meet()
 
     def pre_configure_ddp(self) -> None:
-        """Called before the model is wrapped; an override may change ``self._ddp_kwargs``."""
+        """Called before the model is wrapped; an override can change ``self._ddp_kwargs``."""
 
     def configure_ddp(self) -> None:
-        """Wrap ``self.model`` in DDP; an override may set ``self.model`` itself."""
+        """Wrap ``self.model`` in DDP; an override can assign another wrapper to ``self.model``."""
         self.pre_configure_ddp()
         strategy = self.strategy
         strategy.ddp_arguments = dict(self._ddp_kwargs)
         strategy.model = strategy.usual._wrapped(strategy.model)
 
     def determine_ddp_device_ids(self) -> list[int] | None:
-        """Return the index of this process's GPU, in a list; ``None`` on the CPU."""
+        """Return a list with the index of this process's GPU; ``None`` on the CPU."""
         index = self.root_device.index
         return None if index is None else [index]
 
@@ -120,7 +121,7 @@ class DDPPlugin(ParallelPlugin):
 
 
 class DDPSpawnPlugin(DDPPlugin):
-    """:class:`DDPPlugin` with processes that this process starts."""
+    """:class:`DDPPlugin`, with child processes of this process."""
 
     strategy_name = "ddp_spawn"
 
@@ -141,7 +142,7 @@ class DDPShardedPlugin(DDPPlugin):
 
 
 class DDPSpawnShardedPlugin(DDPShardedPlugin):
-    """:class:`DDPShardedPlugin` with processes that this process starts."""
+    """:class:`DDPShardedPlugin`, with child processes of this process."""
 
     strategy_name = "ddp_spawn"
 
@@ -173,14 +174,14 @@ PLUGINS: dict[str, Callable[[], TrainingTypePlugin]] = {
     "ddp2": DDP2Plugin, "horovod": HorovodPlugin, "ddp_sharded": DDPShardedPlugin,
     "ddp_sharded_spawn": DDPSpawnShardedPlugin, "tpu_spawn": TPUSpawnPlugin, "single_tpu": SingleTPUPlugin,
 }  # fmt: skip
-"""The plugin for each name that Lightning 1.3 gives to plugins."""
+"""The plugin class for each of Lightning 1.3's names for plugins."""
 
 
 def training_type_plugin_of(given: Any) -> TrainingTypePlugin:
-    """Return ``given`` if it is a plugin; otherwise the plugin of this name, or a plugin for the strategy of this name.
+    """Return a plugin for ``given``: a plugin itself, the name of a plugin, or the name of a strategy.
 
     Raises:
-        ConfigurationError: ``given`` is neither a plugin nor a name.
+        ConfigurationError: ``given`` is not a plugin or a name.
         UnknownNameError: the name is unknown.
     """
     if isinstance(given, TrainingTypePlugin):
@@ -188,7 +189,7 @@ def training_type_plugin_of(given: Any) -> TrainingTypePlugin:
     if isinstance(given, str):
         if given in PLUGINS:
             return PLUGINS[given]()
-        StrategyRegistry.entry(given)  # raises an error if the name is unknown
+        StrategyRegistry.entry(given)  # raises an error for an unknown name
         plugin = TrainingTypePlugin()
         plugin.strategy_name = given
         return plugin
@@ -202,8 +203,8 @@ class TrainingTypePluginsRegistry:
 
     @staticmethod
     def register(name: str, plugin: Any = None, description: str = "", **init_params: Any) -> Any:
-        """Register a plugin class under a name; without ``plugin``, return a decorator that does so. ``init_params``
-        are arguments of the class's constructor.
+        """Register a plugin class under a name. Without ``plugin``, return a decorator that registers a class.
+        ``init_params`` are arguments of the class's constructor.
         """
 
         def add(cls: Any) -> Any:
@@ -221,7 +222,7 @@ class TrainingTypePluginsRegistry:
 
 
 def shard_optimizers(strategy: Any) -> None:
-    """Shard the states of the strategy's optimizers over the ranks; the run's schedulers then use the sharded
+    """Shard the states of the strategy's optimizers over the ranks, and attach the run's schedulers to the sharded
     optimizers.
     """
     sharded = [_sharded(optimizer) for optimizer in strategy.optimizers]
@@ -232,11 +233,11 @@ def shard_optimizers(strategy: Any) -> None:
 
 
 def _sharded(optimizer: Optimizer) -> Any:
-    """Return an optimizer with the class, the groups and the options of ``optimizer``, but with its state sharded over
-    the ranks.
+    """Return an optimizer with the class, the groups and the options of ``optimizer``, but with a state that is sharded
+    over the ranks.
     """
     with warnings.catch_warnings():
-        # hides torch's warning about another module, which this import also loads
+        # The import also loads another module, about which torch warns.
         warnings.simplefilter("ignore", DeprecationWarning)
         sharding = dist_optim.ZeroRedundancyOptimizer
     groups = [dict(group) for group in optimizer.param_groups]
@@ -244,12 +245,14 @@ def _sharded(optimizer: Optimizer) -> Any:
 
 
 def _move_scheduler(scheduler: Any, optimizer: Any) -> None:
-    """Attach ``scheduler`` to ``optimizer``, so that it sets the learning rates and sees the steps of ``optimizer``."""
+    """Attach ``scheduler`` to ``optimizer``: the scheduler then sets the optimizer's learning rates, and counts the
+    optimizer's steps.
+    """
     step = optimizer.step
 
     def watched(*args: Any, **kwargs: Any) -> Any:
         mark_as_stepped(optimizer)
         return step(*args, **kwargs)
 
-    setattr(watched, WATCHED, True)  # otherwise the scheduler would warn about a step that it has not seen
+    setattr(watched, WATCHED, True)  # otherwise the scheduler would warn about a missed step
     optimizer.step, scheduler.optimizer = watched, optimizer

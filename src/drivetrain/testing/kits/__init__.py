@@ -1,1 +1,1 @@
-"""The checks, in one file for each kind of part: see :mod:`drivetrain.testing.checks`."""
+"""The checks that :mod:`drivetrain.testing.checks` runs. Each kind of part has one file."""

@@ -1,4 +1,4 @@
-"""The program that the checks for launchers start; a launcher may run this program again in each process."""
+"""The program that the checks for launchers start. A launcher may run this program again in each process."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The checks for cluster environments: they compare what an environment answers in each of two ranks, under the rank's
+"""The checks for cluster environments. Most checks create the environment once for each rank, with this rank's
 environment variables.
 """
 
@@ -24,16 +24,16 @@ _CLUSTERS = tables(__file__, "clusters.ini")
 
 
 def _known(name: str) -> dict[str, str]:
-    """Return the environment variables that the registered cluster ``name`` sets for each of two processes; for any
-    other class, those of torchrun.
+    """Return the environment variables that the registered cluster ``name`` sets. For another class, return torchrun's
+    variables.
     """
     own = dict(_CLUSTERS.get(name, _CLUSTERS["torchrun"]))
     return {**(_known(own.pop("with")) if "with" in own else {}), **own}
 
 
 def _variables(part: Part) -> list[dict[str, str]]:
-    """Return the environment variables of each rank, from the setting ``ranks``; without it, those of two ranks on this
-    machine.
+    """Return the environment variables of each rank: the setting ``ranks``, or by default the variables of two ranks on
+    this machine.
     """
     if "ranks" in part.settings:
         return [{name: str(value) for name, value in each.items()} for each in part.settings["ranks"]]
@@ -44,9 +44,7 @@ def _variables(part: Part) -> list[dict[str, str]]:
 
 @contextmanager
 def _rank(part: Part, variables: Mapping[str, str]) -> Iterator[Any]:
-    """Context in which this process has only the environment variables of a rank, and keeps a few of its own variables;
-    yield the part, a cluster environment.
-    """
+    """Context in which this process has the environment variables of a rank. Yields a new cluster environment."""
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
     os.environ.clear()
     os.environ.update({**kept, **variables})
@@ -68,7 +66,7 @@ def _all(part: Part) -> list[dict[str, Any]]:
 
 
 def try_it(part: Part) -> None:
-    """Check that a cluster environment can be created and knows its world size."""
+    """Check that a cluster environment can be created and knows the world size."""
     for variables in _variables(part):
         with _rank(part, variables) as environment:
             try:
@@ -81,7 +79,9 @@ def try_it(part: Part) -> None:
 
 
 def answers_have_their_types(part: Part) -> None:
-    """Ranks, sizes and the port are ints, the address is a non-empty str, and each rank is less than its size."""
+    """Ranks, sizes and the port are ints, the address is a non-empty str, and each global rank is less than the world
+    size.
+    """
     for each in _all(part):
         for name, value in each.items():
             same(type(value), str if name == "main_address" else int, f"type of {name}, {value!r}")
@@ -91,14 +91,14 @@ def answers_have_their_types(part: Part) -> None:
 
 
 def each_rank_is_there_once(part: Part) -> None:
-    """The global ranks of all processes are 0, 1, ... up to the world size, each once."""
+    """The global ranks of all processes are 0, 1, ..., world size - 1, each once."""
     found = _all(part)
     same([each["global_rank"] for each in found], list(range(len(found))), "global_rank() of the processes")
     same([each["world_size"] for each in found], [len(found)] * len(found), "world_size() of the processes")
 
 
 def local_ranks_count_from_zero(part: Part) -> None:
-    """On each machine (the processes with one node rank) the local ranks are 0, 1, ..., each once."""
+    """On each machine, the local ranks are 0, 1, ..., each once."""
     nodes: dict[int, list[int]] = {}
     for each in _all(part):
         nodes.setdefault(each["node_rank"], []).append(each["local_rank"])
@@ -113,9 +113,7 @@ def all_ranks_meet_at_one_place(part: Part) -> None:
 
 
 def answers_stay_the_same(part: Part) -> None:
-    """A second call of each method returns the same value, and so does a call on an unpickled copy under the same
-    variables.
-    """
+    """A second call of each method returns the value of the first call. An unpickled copy also returns this value."""
     for variables in _variables(part):
         with _rank(part, variables) as environment:
             first = _answers(environment)
@@ -124,7 +122,9 @@ def answers_stay_the_same(part: Part) -> None:
 
 
 def the_numbers_of_the_first_process_are_kept(part: Part) -> None:
-    """If this process starts the others, set_world_size and set_global_rank take effect; otherwise both do nothing."""
+    """If this process starts the other processes, set_world_size and set_global_rank have an effect. Otherwise they do
+    nothing.
+    """
     with _rank(part, _variables(part)[0]) as environment:
         started_here, before = not environment.creates_processes_externally, _answers(environment)
         environment.set_world_size(3)
@@ -134,7 +134,7 @@ def the_numbers_of_the_first_process_are_kept(part: Part) -> None:
 
 
 def other_settings_are_refused(part: Part) -> None:
-    """validate_settings accepts the number of processes that the job has, and raises a ConfigurationError for another
+    """validate_settings accepts the number of processes of the job, and raises a ConfigurationError for another
     number.
     """
     found = _all(part)
@@ -148,8 +148,8 @@ def other_settings_are_refused(part: Part) -> None:
 
 
 def it_is_detected_only_where_it_is(part: Part) -> None:
-    """detect(environ) is True with the variables of a rank, and False without them; a class that sets a detect_priority
-    is registered, because only registered classes are asked.
+    """detect(environ) is True with the variables of a rank, and False without them. A class with a detect_priority is
+    registered, because only registered classes can be detected.
     """
     with _rank(part, _variables(part)[0]) as environment:
         cls = type(environment)
@@ -170,7 +170,9 @@ def it_is_detected_only_where_it_is(part: Part) -> None:
 
 
 def it_reads_its_own_variables(part: Part) -> None:
-    """A cluster environment that is created with environ= reads variables from this mapping, not from the process."""
+    """A cluster environment that is created with environ= reads variables from this mapping, not from the process's
+    variables.
+    """
     expected, variables = _all(part), _variables(part)
     for answers, own in zip(expected, variables, strict=True):
         with _rank(part, own):
@@ -184,7 +186,7 @@ def it_reads_its_own_variables(part: Part) -> None:
 
 
 def it_can_be_torn_down(part: Part) -> None:
-    """teardown works after the other methods were called, and a second time."""
+    """teardown works after the other methods were called, and can be called twice."""
     with _rank(part, _variables(part)[0]) as environment:
         _answers(environment)
         environment.teardown()

@@ -1,4 +1,4 @@
-"""The checks for launchers: each runs a program that launches two processes on this machine."""
+"""The checks for launchers. A check runs a program that launches two processes on this machine."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _RESULT, _RANK = "result.json", "rank-{}.json"
 
 
 def program(file: str) -> None:
-    """Launch the job that ``file`` describes, and write a report of the job's result."""
+    """Launch the job that ``file`` describes, and write the job's result to a file."""
     part, scenario, folder = pickle.loads(Path(file).read_bytes())
     cls, registered = part.found
     launcher = cls.for_job(detect()[0], _SIZE, 1, [HOST] * _SIZE, **registered, **part.arguments)
@@ -52,7 +52,7 @@ def program(file: str) -> None:
 
 
 def _noted(folder: str) -> int:
-    """Write a report of the rank of this process; return the rank."""
+    """Write what this process knows about its rank to a file, and return the rank."""
     environment = detect()[0]
     rank = environment.global_rank()
     with Path(folder, _RANK.format(rank)).open("a") as file:
@@ -76,7 +76,7 @@ def reports(folder: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def raises(folder: str, tensor: torch.Tensor) -> None:
-    """Raise in rank 1; rank 0 waits."""
+    """Raise an exception in rank 1, while rank 0 waits."""
     if _noted(folder) == 1:
         _wait_for_rank_0(folder)
         raise ZeroDivisionError("planted")
@@ -84,7 +84,7 @@ def raises(folder: str, tensor: torch.Tensor) -> None:
 
 
 def is_killed(folder: str, tensor: torch.Tensor) -> None:
-    """Kill rank 1; rank 0 waits."""
+    """Kill rank 1, while rank 0 waits."""
     if _noted(folder) == 1:
         _wait_for_rank_0(folder)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -101,7 +101,7 @@ def _wait_for_rank_0(folder: str) -> None:
 
 @dataclasses.dataclass
 class _Ended:
-    """What a program has left: its exit code, its output, and the reports that it and its ranks have written."""
+    """How a program has ended: its exit code, its output, and the files that the program and its ranks have written."""
 
     code: int
     printed: str
@@ -110,7 +110,7 @@ class _Ended:
 
 
 def _ended(part: Part, scenario: str) -> _Ended:
-    """Run the program; all checks that use the same scenario share one run."""
+    """Run the program. All checks of one scenario share one run."""
     if scenario in part.memory:
         return part.memory[scenario]
     spec = part.folder / "spec"
@@ -148,7 +148,7 @@ def _well(part: Part) -> _Ended:
 
 
 def try_it(part: Part) -> None:
-    """Check that the launcher starts processes itself, and that the packages that it needs are installed."""
+    """Check that the launcher starts processes, and that the packages that the launcher needs are installed."""
     if getattr(part.found[0], "is_external", False):
         raise CannotTryError("Its processes are started by another program, which this kit does not know.")
     _ended(part, "reports")
@@ -163,21 +163,21 @@ def it_declares_itself(part: Part) -> None:
 
 
 def each_process_runs_the_function_once(part: Part) -> None:
-    """If two processes are launched, the function runs once in each of the two, and in no other process."""
+    """If two processes are launched, the function runs once in each of them, and in no other process."""
     ended = _well(part)
     same({rank: len(lines) for rank, lines in ended.ranks.items()}, {0: 1, 1: 1}, "calls of the function by rank")
     same(len({line["pid"] for lines in ended.ranks.values() for line in lines}), 2, "processes that ran the function")
 
 
 def each_process_knows_its_rank(part: Part) -> None:
-    """In each process, the cluster environment knows the process's global rank, local rank and world size."""
+    """In each process, the cluster environment returns the global rank, local rank and world size of the process."""
     names = ("global_rank", "local_rank", "world_size", "node_rank")
     for rank, lines in _well(part).ranks.items():
         same([lines[0][name] for name in names], [rank, rank, _SIZE, 0], ", ".join(names))
 
 
 def the_processes_can_meet(part: Part) -> None:
-    """All processes have the same main address and port, and can form a process group that sums a tensor."""
+    """All processes have the same main address and port, and can create a process group that sums a tensor."""
     ended = _well(part)
     same(len({tuple(lines[0]["meets"]) for lines in ended.ranks.values()}), 1, "number of meeting places")
     if "result" in ended.result:
@@ -193,8 +193,8 @@ def the_first_process_s_result_comes_back(part: Part) -> None:
 
 
 def an_exception_in_a_rank_ends_the_job(part: Part) -> None:
-    """If a rank raises an exception, the other rank is ended, and launch raises a LaunchError that names the failed
-    rank and has the exception.
+    """If a rank raises an exception, the launcher ends the other rank. launch raises a LaunchError whose rank is the
+    failed rank, and whose cause is the exception.
     """
     ended = _ended(part, "raises")
     is_true(ended.code != 0, "the program ended with exit code 0")
@@ -205,7 +205,9 @@ def an_exception_in_a_rank_ends_the_job(part: Part) -> None:
 
 
 def a_killed_rank_ends_the_job(part: Part) -> None:
-    """If a rank is killed, the other rank is ended, and launch raises a LaunchError that names the killed rank."""
+    """If a rank is killed, the launcher ends the other rank. launch raises a LaunchError whose rank is the killed
+    rank.
+    """
     ended = _ended(part, "is_killed")
     is_true(ended.code != 0, "the program ended with exit code 0")
     _failed(ended)

@@ -22,14 +22,12 @@ from drivetrain.trainer.trainer import Trainer
 
 SETTINGS: tuple[str, ...] = ()
 
-_MOST = 64  # the most batches of a pass that are compared
+_MOST = 64  # the checks compare at most this many batches of a pass
 _OF_TORCH = {"dataset": list(range(22)), "batch_size": 4, "shuffle": True}
 
 
 def _make(part: Part, seed: int = 0) -> Any:
-    """Return a loader. If the user has not set the argument ``dataset``, the loader yields shuffled batches of 22
-    numbers.
-    """
+    """Return a loader. By default, the dataset is 22 numbers, which the loader shuffles."""
     torch.manual_seed(seed)
     return part.make(**{} if "dataset" in part.arguments else _OF_TORCH)
 
@@ -63,14 +61,14 @@ def try_it(part: Part) -> None:
 
 
 def every_pass_is_complete(part: Part) -> None:
-    """A second pass yields as many batches as the first."""
+    """A second pass yields as many batches as the first pass."""
     loader = _make(part)
     same(len(_pass(loader)), len(_pass(_make(part))), "batches of the first pass")
     same(len(_pass(loader)), len(_pass(_make(part))), "batches of the second pass")
 
 
 def its_length_is_right(part: Part) -> None:
-    """If a loader has a length, len(loader) is the number of batches that a pass yields."""
+    """If a loader has a length, the length is the number of batches that a pass yields."""
     loader = _make(part)
     try:
         length = len(loader)
@@ -90,7 +88,7 @@ def a_pass_that_is_left_does_not_shorten_the_next(part: Part) -> None:
 
 
 def reading_the_state_changes_nothing(part: Part) -> None:
-    """If state_dict is called after each batch, two passes yield the same batches as without these calls."""
+    """Calling state_dict after each batch does not change the batches of two passes."""
     _needs_state(_make(part))
     undisturbed, read = _make(part), None
     expected = [_pass(undisturbed), _pass(undisturbed)]
@@ -106,8 +104,8 @@ def reading_the_state_changes_nothing(part: Part) -> None:
 
 
 def a_state_continues_its_pass(part: Part) -> None:
-    """If the state is saved to a file after any batch, a new loader that loads this state yields exactly the rest of
-    the pass.
+    """A new loader that loads a state, saved to a file after any batch, yields exactly the remaining batches of the
+    pass.
     """
     _needs_state(_make(part))
     expected, store = _pass(_make(part)), TorchCheckpointIO()
@@ -117,7 +115,7 @@ def a_state_continues_its_pass(part: Part) -> None:
         for _ in range(count):
             next(iterator)
         store.save_checkpoint({"loader": loader.state_dict(), "random": rng_state()}, part.folder / "state")
-        for _ in iterator:  # fetching another batch after the save must not change what was saved
+        for _ in iterator:  # another batch after the save must not change the saved state
             break
         saved = store.load_checkpoint(part.folder / "state")
         other = _make(part, seed=1)
@@ -127,8 +125,8 @@ def a_state_continues_its_pass(part: Part) -> None:
 
 
 def a_state_is_a_snapshot(part: Part) -> None:
-    """A returned state does not change when the loader yields more batches, and load_state_dict does not change its
-    argument.
+    """A state that state_dict has returned does not change when the loader yields more batches. load_state_dict does
+    not change its argument.
     """
     loader = _make(part)
     _needs_state(loader)
@@ -149,7 +147,7 @@ def _text(state: Any) -> str:
 
 
 def a_stopped_fit_sees_the_remaining_batches(part: Part) -> None:
-    """A fit that is resumed inside an epoch, at the epoch's end, or in the next epoch trains on exactly the remaining
+    """A fit that resumes inside an epoch, at the end of an epoch, or in the next epoch trains on exactly the remaining
     batches.
     """
     length = len(_pass(_make(part)))
@@ -162,7 +160,7 @@ def a_stopped_fit_sees_the_remaining_batches(part: Part) -> None:
 
 
 def _fit(loader: Any, batches: int, callbacks: list[Callback], ckpt_path: Path | None = None) -> list[Any]:
-    """Return the batches of a fit over two epochs, each of at most ``batches`` batches."""
+    """Return the batches of a fit over two epochs. Each epoch has at most ``batches`` batches."""
     module = _Reads()
     Trainer(accelerator="cpu", devices=1, max_epochs=2, limit_train_batches=batches, callbacks=callbacks, **QUIET).fit(
         module, loader, ckpt_path=ckpt_path

@@ -32,7 +32,7 @@ def _sizes(folder: Path) -> dict[str, int]:
 
 
 def _begun(part: Part) -> Any:
-    """Return a logger whose run has begun, and that has logged one row."""
+    """Return a logger that has begun a run and logged one row."""
     logger = _make(part)
     logger.begin_run()
     logger.log_metrics(dict(_NUMBERS), 0)
@@ -45,7 +45,7 @@ def try_it(part: Part) -> None:
 
 
 def a_run_has_a_name_and_a_version(part: Part) -> None:
-    """name is a str or None, and version a str, an int or None; reading name, version or a folder writes no file."""
+    """name is a str or None, and version is a str, an int or None. Reading name, version or a folder writes no file."""
     logger = _make(part)
     is_true(isinstance(logger.name, (str, type(None))), f"name is {logger.name!r}")
     is_true(isinstance(logger.version, (int, str, type(None))), f"version is {logger.version!r}")
@@ -56,7 +56,7 @@ def a_run_has_a_name_and_a_version(part: Part) -> None:
 
 
 def the_name_stays_the_same(part: Part) -> None:
-    """name, version and log_dir are the same before and after values are logged, and after the end of the run."""
+    """name, version and log_dir do not change when values are logged or when the run ends."""
     logger = _make(part)
     logger.begin_run()
     found = []
@@ -67,8 +67,8 @@ def the_name_stays_the_same(part: Part) -> None:
 
 
 def what_was_logged_is_written(part: Part) -> None:
-    """If the logger keeps files, each of save() and finalize() puts what was logged before into a file below save_dir.
-    Text files contain each step.
+    """If the logger keeps files, save() and finalize() write all logged values to files below save_dir. Text files
+    contain each step.
     """
     logger = _make(part)
     if not part.settings.get("keeps_files", logger.save_dir is not None):
@@ -88,7 +88,7 @@ def what_was_logged_is_written(part: Part) -> None:
 
 
 def any_number_can_be_logged(part: Part) -> None:
-    """log_metrics takes any finite or infinite float, NaN and ints, works without a step, and does not change its
+    """log_metrics accepts ints, finite and infinite floats, and NaN, works without a step, and does not change its
     argument.
     """
     logger = _make(part)
@@ -103,7 +103,7 @@ def any_number_can_be_logged(part: Part) -> None:
 
 
 def hyperparameters_can_be_logged(part: Part) -> None:
-    """log_hyperparams takes nested values, objects of any class, and None, and may be called several times."""
+    """log_hyperparams accepts nested values, objects of any class, and None, and can be called several times."""
     logger = _make(part)
     params = {"lr": 0.1, "layers": [1, 2], "sizes": {"hidden": 8}, "dtype": torch.float32, "to": Path("x")}
     for each in (params, {}, None, {"momentum": 0.2}, params):
@@ -112,7 +112,7 @@ def hyperparameters_can_be_logged(part: Part) -> None:
 
 
 def another_run_may_follow(part: Part) -> None:
-    """After finalize("success") or finalize("failed"), the same logger can log again, and can be finalized twice."""
+    """After finalize("success") or finalize("failed"), the logger can log again. finalize can be called twice."""
     logger = _begun(part)
     for status in ("success", "failed", "failed"):
         logger.finalize(status)
@@ -122,7 +122,7 @@ def another_run_may_follow(part: Part) -> None:
 
 
 def runs_do_not_mix(part: Part) -> None:
-    """If numbers_runs is True, a second logger with the same arguments has another version or folder than the first."""
+    """If numbers_runs is True, two loggers with the same arguments have different versions or folders."""
     first = _begun(part)
     first.finalize("success")
     second = _make(part)
@@ -135,8 +135,8 @@ def runs_do_not_mix(part: Part) -> None:
 
 
 def all_ranks_have_one_run(part: Part) -> None:
-    """After agree_on_run, every rank has the version and the folder of rank 0, and all ranks have called broadcast
-    equally often.
+    """After agree_on_run, every rank has the version and the folder of rank 0. All ranks have called broadcast the same
+    number of times.
     """
     sent: list[Any] = []
     ranks = [_make(part), _make(part)]
@@ -155,7 +155,7 @@ def all_ranks_have_one_run(part: Part) -> None:
 
 
 def a_resumed_fit_continues_the_run(part: Part) -> None:
-    """state_dict is plain data, and a new logger that loads this data has the same version and folder, and can log."""
+    """state_dict is plain data. A new logger that loads it has the same version and folder, and can log."""
     logger = _begun(part)
     logger.save()
     state = logger.state_dict()
@@ -173,7 +173,7 @@ def a_resumed_fit_continues_the_run(part: Part) -> None:
 
 
 def _stored(part: Part, state: Any) -> Any:
-    """Save ``state`` in a checkpoint, and return it as it is loaded from there."""
+    """Save ``state`` in a checkpoint, load the checkpoint, and return the loaded state."""
     store, path = TorchCheckpointIO(), part.folder.parent / f"{part.folder.name}.state"
     try:
         store.save_checkpoint({"logger": state}, path)
@@ -183,10 +183,9 @@ def _stored(part: Part, state: Any) -> Any:
 
 
 def a_resumed_fit_writes_each_row_once(part: Part) -> None:
-    """If the files are text, they contain each row once, although a resumed fit logs the rows after its checkpoint
-    again.
+    """Text files contain each row once, even if a resumed fit logs the rows after its checkpoint again.
 
-    With the setting "repeats_rows" this is not checked.
+    The setting "repeats_rows" skips this check.
     """
     if part.settings.get("repeats_rows"):
         raise Skipped('the setting "repeats_rows" is given')
@@ -217,14 +216,14 @@ def a_resumed_fit_writes_each_row_once(part: Part) -> None:
     ends = [text for text in texts if str(rows[-1]).encode() in text]
     if not ends:
         raise Skipped("the values are in no text file below save_dir")
-    # If the resumed fit writes a new file, this file's first row is the first one after the checkpoint.
+    # If the resumed fit writes a new file, the file begins with the first row after the checkpoint.
     first = 0 if any(str(rows[0]).encode() in text for text in ends) else 4
     counts = {step: sum(text.count(str(rows[step]).encode()) for text in ends) for step in range(first, len(rows))}
     same(counts, dict.fromkeys(counts, 1), "how often each step is in the files (the checkpoint is after step 3)")
 
 
 def a_copy_in_another_process_is_the_same(part: Part) -> None:
-    """A logger can be pickled before its run begins; the unpickled copy has the same name and folder, and can log."""
+    """A logger can be pickled before its run begins. The unpickled copy has the same name and folder, and can log."""
     logger = _make(part)
     copy = pickle.loads(pickle.dumps(logger))
     same((copy.name, copy.save_dir), (logger.name, logger.save_dir), "name and save_dir of the copy")
@@ -233,7 +232,7 @@ def a_copy_in_another_process_is_the_same(part: Part) -> None:
 
 
 def a_fit_logs_with_it(part: Part) -> None:
-    """The logger works in a fit, in a second fit, and in a fit that an exception ends."""
+    """The logger works in a first and a second fit, and in a fit that ends with an exception."""
 
     def fit(kind: str, logger: Any) -> None:
         trainer = Trainer(

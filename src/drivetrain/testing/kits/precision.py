@@ -25,7 +25,9 @@ _BATCHES, _TOLERANCE, _OF_16_BITS = 4, 1e-4, 0.05
 
 
 class Descends(Small):
-    """A module trained by SGD, because a gradient of the wrong size changes SGD's steps, but not AdamW's."""
+    """A module that SGD trains. A gradient of the wrong size would not change the steps of AdamW, but changes those of
+    SGD.
+    """
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
@@ -81,7 +83,7 @@ def _plain(**arguments: Any) -> dict[str, Any]:
 
 
 def it_declares_itself(part: Part) -> None:
-    """name is a str, computes_in a dtype or None, scales_loss and packs_weights are bools, and a pickled copy has the
+    """name is a str, computes_in is a dtype or None, scales_loss and packs_weights are bools. An unpickled copy has the
     same values.
     """
     precision = part.make()
@@ -94,7 +96,9 @@ def it_declares_itself(part: Part) -> None:
 
 
 def it_trains_near_64_bits(part: Part) -> None:
-    """The gradients that hooks see, and the trained weights, are those of a plain loop in 64 bits, within tolerance."""
+    """The gradients that hooks see and the trained weights equal those of a plain loop in 64 bits, within the
+    tolerance.
+    """
     precision = part.make()
     module, trainer = _fit(part, precision)
     _compare(part, module, _plain(), precision)
@@ -103,14 +107,14 @@ def it_trains_near_64_bits(part: Part) -> None:
 
 
 def it_accumulates(part: Part) -> None:
-    """The gradient of a window of batches is the mean of the batches' gradients."""
+    """With accumulate_grad_batches, the gradient of an optimizer step is the mean of the batches' gradients."""
     precision = part.make()
     module, _ = _fit(part, precision, accumulate_grad_batches=2)
     _compare(part, module, _plain(accumulate=2), precision)
 
 
 def it_clips_unscaled_gradients(part: Part) -> None:
-    """Clipping by norm and by value has the same effect as without a loss scale."""
+    """Clipping by norm and by value works as in a plain loop in 64 bits, although the loss may be scaled."""
     for algorithm, limit in (("norm", 0.05), ("value", 0.01)):
         precision = part.make()
         module, _ = _fit(part, precision, gradient_clip_val=limit, gradient_clip_algorithm=algorithm)
@@ -118,7 +122,7 @@ def it_clips_unscaled_gradients(part: Part) -> None:
 
 
 def it_evaluates_near_64_bits(part: Part) -> None:
-    """The validation loss and predictions are those of the trained weights, within tolerance."""
+    """The validation loss and the predictions are those of the trained weights, within the tolerance."""
     precision = part.make()
     module, trainer = _fit(part, precision)
     found = torch.tensor(trainer.validate(module, _loader(), verbose=False)[0]["loss"])
@@ -132,7 +136,7 @@ def it_evaluates_near_64_bits(part: Part) -> None:
 
 
 def it_converts_only_floats(part: Part) -> None:
-    """convert_input does not change integers, bools, texts and the structure of a batch, and only rounds floats."""
+    """convert_input does not change integers, bools, texts and the structure of a batch. It only rounds floats."""
     precision = part.make()
     integers = torch.tensor([2**40 + 1, 3])
     batch: Any = {"x": torch.linspace(0, 1, 5), "labels": [integers, torch.tensor([True])], "text": "a", "n": 3}
@@ -145,7 +149,7 @@ def it_converts_only_floats(part: Part) -> None:
 
 
 def a_module_keeps_its_parameters(part: Part) -> None:
-    """convert_module keeps names, shapes, requires_grad and tied weights, and does not change buffers of integers."""
+    """convert_module does not change names, shapes, requires_grad, tied weights and integer buffers."""
     precision = part.make()
     if precision.packs_weights:
         raise Skipped("packs_weights is True")
@@ -164,9 +168,7 @@ def a_module_keeps_its_parameters(part: Part) -> None:
 
 
 def its_contexts_leave_nothing(part: Part) -> None:
-    """After each of the precision's contexts, even if an exception ends it, torch's default dtype and autocast are as
-    before.
-    """
+    """Each context of the precision restores torch's default dtype and autocast at its end, even after an exception."""
     precision, before = part.make(), _state()
     names = ("forward_context", "tensor_init_context", "module_init_context", "train_step_context", "val_step_context")
     for name in (*names, "test_step_context", "predict_step_context"):
@@ -188,7 +190,7 @@ def _state() -> tuple[Any, ...]:
 
 
 def it_leaves_torch_as_it_was(part: Part) -> None:
-    """After a fit, and after one that an exception ends, torch's default dtype and autocast are as before."""
+    """A fit does not change torch's default dtype and autocast, even if it ends with an exception."""
     before, precision = _state(), part.make()
     _fit(part, precision, epochs=1)
     same(_state(), before, "default dtype and autocast after a fit")
@@ -198,7 +200,7 @@ def it_leaves_torch_as_it_was(part: Part) -> None:
 
 
 def a_second_run_has_the_same_numbers(part: Part) -> None:
-    """A fit with a precision object that another Trainer has used gives the same weights as one with a new object."""
+    """A precision object that another Trainer has used gives the same weights as a new object."""
     precision = part.make()
     first, _ = _fit(part, precision)
     second, _ = _fit(part, precision)
@@ -206,8 +208,8 @@ def a_second_run_has_the_same_numbers(part: Part) -> None:
 
 
 def it_resumes_exactly(part: Part) -> None:
-    """A fit that is resumed from a checkpoint ends with the same weights as an uninterrupted fit, bit for bit; the
-    state_dict of the precision is the same, too.
+    """A fit that resumes from a checkpoint ends with the weights of an uninterrupted fit, bit for bit, and with the
+    same state_dict of the precision.
     """
     file, kept = part.folder / "half.ckpt", (_KeepsState(), _KeepsState())
     uninterrupted, _ = _fit(part, part.make(), callbacks=[Saves(file, _BATCHES), kept[0]])
@@ -217,7 +219,7 @@ def it_resumes_exactly(part: Part) -> None:
 
 
 class _KeepsState(Callback):
-    """A callback that keeps the state of the precision at the end of a fit."""
+    """A callback that copies the state of the precision at the end of a fit."""
 
     state: Any = None
 
@@ -232,7 +234,7 @@ def _equal(found: nn.Module, expected: nn.Module, what: str) -> None:
 
 
 def a_loop_of_ones_own_trains_with_it(part: Part) -> None:
-    """In a loop on an Engine, the gradients after unscaling and the weights are those of a plain loop in 64 bits."""
+    """In a loop that uses an Engine, the weights equal those of a plain loop in 64 bits, within the tolerance."""
     for limit in (0.05, None):  # also without clipping, because clipping would hide that a gradient is still scaled
         precision: Precision = part.make()
         engine = Engine(plugins=[precision], accelerator=part.settings.get("accelerator", "cpu"), devices=1)

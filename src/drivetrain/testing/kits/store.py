@@ -63,14 +63,18 @@ def try_it(part: Part) -> None:
 
 
 def what_is_saved_is_loaded(part: Part) -> None:
-    """load_checkpoint returns what was saved: nested plain data, and tensors with their dtypes, values and shapes."""
+    """load_checkpoint returns the saved values: nested plain data, and tensors with the same dtypes, values and
+    shapes.
+    """
     store = part.make()
     _save(store, "a.ckpt")
     _equal(store.load_checkpoint("a.ckpt"), _checkpoint())
 
 
 def tensors_may_change_after_a_save(part: Part) -> None:
-    """If a tensor changes after save_checkpoint has returned, the checkpoint still has the tensor's earlier values."""
+    """If a tensor changes after save_checkpoint has returned, the checkpoint still has the earlier values of the
+    tensor.
+    """
     store, checkpoint = part.make(), _checkpoint()
     store.save_checkpoint(checkpoint, "a.ckpt")
     for each in checkpoint["state_dict"].values():
@@ -80,7 +84,9 @@ def tensors_may_change_after_a_save(part: Part) -> None:
 
 
 def a_saved_checkpoint_is_there(part: Part) -> None:
-    """After wait, exists and is_durable are True and written_at is a number; before the save, written_at is None."""
+    """Before a save, exists is False and written_at is None. After wait, exists and is_durable are True, and written_at
+    is a number.
+    """
     store = part.make()
     same((store.exists("a.ckpt"), store.written_at("a.ckpt")), (False, None), "exists and written_at before the save")
     _save(store, "a.ckpt")
@@ -90,7 +96,9 @@ def a_saved_checkpoint_is_there(part: Part) -> None:
 
 
 def a_missing_checkpoint_is_an_error(part: Part) -> None:
-    """If a path has no checkpoint, load_checkpoint raises a CheckpointError, and remove_checkpoint does nothing."""
+    """If there is no checkpoint at a path, load_checkpoint raises a CheckpointError, and remove_checkpoint does
+    nothing.
+    """
     store = part.make()
     with raises(CheckpointError, "load_checkpoint of a path without a checkpoint"):
         store.load_checkpoint("none.ckpt")
@@ -107,8 +115,8 @@ def a_save_replaces_the_previous_one(part: Part) -> None:
 
 
 def a_removed_checkpoint_is_gone(part: Part) -> None:
-    """After remove_checkpoint, exists is False for this checkpoint and find does not return it; other checkpoints
-    stay.
+    """After remove_checkpoint, exists is False for the removed checkpoint, and find does not return it. Other
+    checkpoints stay.
     """
     store = part.make()
     _save(store, "a.ckpt")
@@ -119,7 +127,7 @@ def a_removed_checkpoint_is_gone(part: Part) -> None:
 
 
 def checkpoints_are_found_by_pattern(part: Part) -> None:
-    """find returns exactly the paths in a folder that match the pattern, and each of them can be loaded."""
+    """find returns exactly the paths in a folder that match the pattern, and load_checkpoint accepts these paths."""
     store = part.make()
     for path in ("runs/a-1.ckpt", "runs/b-2.ckpt", "other/a-3.ckpt"):
         _save(store, path)
@@ -129,7 +137,7 @@ def checkpoints_are_found_by_pattern(part: Part) -> None:
 
 
 def the_newest_checkpoint_is_known(part: Part) -> None:
-    """A later save never has a smaller written_at, and touch makes a checkpoint the newest."""
+    """written_at of a later save is never smaller than that of an earlier save. touch makes a checkpoint the newest."""
     store = part.make()
     _save(store, "a.ckpt")
     _save(store, "b.ckpt")
@@ -139,7 +147,7 @@ def the_newest_checkpoint_is_known(part: Part) -> None:
 
 
 def a_copy_is_a_checkpoint_of_its_own(part: Part) -> None:
-    """copy creates a checkpoint that stays when its source is removed; with replaces=False, copy does not replace an
+    """copy creates a checkpoint that stays if its source is removed. With replaces=False, copy does not replace an
     existing checkpoint.
     """
     store = part.make()
@@ -156,8 +164,8 @@ def a_copy_is_a_checkpoint_of_its_own(part: Part) -> None:
 
 
 def a_failed_save_leaves_the_previous_one(part: Part) -> None:
-    """If a checkpoint cannot be written, save_checkpoint or wait raises an exception, and the previous checkpoint still
-    exists.
+    """If a checkpoint cannot be written, save_checkpoint or wait raises an exception, and the previous checkpoint
+    stays.
     """
     store = part.make()
     _save(store, "a.ckpt")
@@ -171,19 +179,19 @@ def a_failed_save_leaves_the_previous_one(part: Part) -> None:
 
 
 def loading_runs_no_code(part: Part) -> None:
-    """load_checkpoint(path) calls no function that a pickled object in the file asks for; it may raise an exception."""
+    """load_checkpoint(path) runs no code of pickled objects in the file. It may raise an exception instead."""
     store = part.make()
     with contextlib.suppress(Exception):
         store.save_checkpoint({"object": _Runs()}, "a.ckpt")
         store.wait("a.ckpt")
-        if os.path.isdir("ran"):  # saving may copy the object in memory, which creates the folder, too
+        if os.path.isdir("ran"):  # saving may copy the object, which creates the folder, too
             os.rmdir("ran")
         store.load_checkpoint("a.ckpt")
     is_true(not Path("ran").exists(), "load_checkpoint called a function that the checkpoint names")
 
 
 def it_works_again_after_teardown(part: Part) -> None:
-    """After teardown the store saves and loads again, and still has the checkpoints that were saved before."""
+    """After teardown the store can save and load again, and still has its checkpoints."""
     store = part.make()
     _save(store, "a.ckpt")
     store.teardown()
@@ -193,7 +201,7 @@ def it_works_again_after_teardown(part: Part) -> None:
 
 
 def a_fit_resumes_exactly(part: Part) -> None:
-    """A fit that saves with the store and is resumed with ckpt_path="last" ends with the weights of an uninterrupted
+    """A fit that saves with the store, and a second fit with ckpt_path="last", give the weights of an uninterrupted
     fit.
     """
 

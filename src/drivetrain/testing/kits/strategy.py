@@ -29,7 +29,7 @@ def try_it(part: Part) -> None:
 
 
 def checks(part: Part, stack: ExitStack) -> list[Callable[[Part], None]]:
-    """Return the suite's tests as checks; closing ``stack`` ends the processes of the tests."""
+    """Return the suite's tests as checks. Closing ``stack`` ends the processes of the tests."""
     suite = suite_of(part.for_other_process())
     suite.setup_class()
     stack.callback(suite.teardown_class)
@@ -37,7 +37,7 @@ def checks(part: Part, stack: ExitStack) -> list[Callable[[Part], None]]:
 
 
 def suite_of(part: Part) -> Any:
-    """Return the suite's class for a strategy; called in this process and in each rank's process."""
+    """Return the class with the suite's tests for a strategy. Called in this process and in each rank."""
     facts = part.make().facts
     settings = {
         "devices": 2 if facts.is_distributed else 1, "replicas": 2 if facts.drives_all_devices else 1, **part.settings,

@@ -2,7 +2,7 @@
 
 A :class:`Program` is a frozen description: data, network, optimizers, schedulers, precision, limits, validation, and
 the behaviour of the user's code at given batches. Its methods build the parts with torch alone, so that the plain loop
-in :mod:`drivetrain.testing.plain_loop` shares no code with the Trainer under test.
+in :mod:`tests.random_programs.plain_loop` shares no code with the Trainer under test.
 """
 
 from __future__ import annotations

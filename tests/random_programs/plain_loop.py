@@ -1,4 +1,4 @@
-"""A handwritten training loop for a :class:`~drivetrain.testing.programs.Program`.
+"""A handwritten training loop for a :class:`~tests.random_programs.programs.Program`.
 
 The loop uses torch alone, and is the reference for a Trainer's results. The loop is optimised for reading, not for
 speed.
@@ -14,11 +14,11 @@ from itertools import islice
 from typing import Any
 
 import torch
+from tests.random_programs.programs import Program, loss_of
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drivetrain.base.torch_private import states_of_scaler
-from drivetrain.testing.programs import Program, loss_of
 
 
 @dataclass

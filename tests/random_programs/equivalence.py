@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from tests.random_programs.plain_loop import Outcome, run_plain_loop, scale_gradients, shift_gradients
+from tests.random_programs.programs import PRECISIONS, Program, loss_of, random_program
 from torch import Tensor
 
 from drivetrain.errors import ConfigurationError
@@ -17,8 +19,6 @@ from drivetrain.loggers.dummy import DummyLogger
 from drivetrain.module.losses import WeightedLoss
 from drivetrain.module.module import LightningModule
 from drivetrain.precision.precision import Precision
-from drivetrain.testing.plain_loop import Outcome, run_plain_loop, scale_gradients, shift_gradients
-from drivetrain.testing.programs import PRECISIONS, Program, loss_of, random_program
 from drivetrain.trainer.trainer import Trainer
 
 
@@ -32,12 +32,8 @@ def check_against_plain_loop(
     generators, every loss and learning rate, every logged row, and the counters. With one process everything is equal
     to the last bit, except for a program's ``tolerance``; with several processes to 1e-9.
 
-    Use this function to test an accelerator, a strategy, a precision or a callback of your own::
-
-        check_against_plain_loop(100, accelerator="mine", device="mine:0")
-
-    With a ``precision`` argument, or your own precision in ``plugins``, only programs of this precision are trained;
-    your own precision's ``name`` says which.
+    With a ``precision`` argument, or a precision of a test's own in ``plugins``, only programs of this precision are
+    trained; that precision's ``name`` says which.
 
     With several processes, call the function on every rank, with ``use_distributed_sampler=True`` (the default).
 
@@ -216,6 +212,7 @@ class _Rows(DummyLogger):
     """A logger that keeps the logged values."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.rows: list[tuple[int, dict[str, float]]] = []
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:

@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from tests.random_programs.equivalence import check_against_plain_loop, differences, run_trainer
+from tests.random_programs.plain_loop import run_plain_loop
+from tests.random_programs.programs import Program, random_program
 from torch import Tensor
 
 from drivetrain import Callback
 from drivetrain.errors import ConfigurationError
 from drivetrain.precision import MixedPrecision
-from drivetrain.testing import check_against_plain_loop, random_program
-from drivetrain.testing.equivalence import differences, run_trainer
-from drivetrain.testing.plain_loop import run_plain_loop
-from drivetrain.testing.programs import Program
 
 
 class Nudge(Callback):
