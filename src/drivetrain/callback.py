@@ -97,7 +97,7 @@ class Callback:
         """Called when ``stage`` has ended without an exception."""
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Called when ``exception``, which may be that of Ctrl-C, ends the run. Parts of the run may not exist yet."""
+        """Called when ``exception``, such as a KeyboardInterrupt, ends the run. Parts of the run may not exist yet."""
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Called when the model is on the device and the optimizers exist."""

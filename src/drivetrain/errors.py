@@ -1,4 +1,4 @@
-"""The exceptions that drivetrain raises, and functions that build their messages.
+"""The exceptions that drivetrain raises, and functions that build the messages of these exceptions.
 
 ::
 
@@ -247,7 +247,7 @@ def _in_parentheses(sentences: str) -> str:
 
 
 def whose(value: Any) -> str:
-    """Return a hint if the class of ``value`` is a class of Lightning or derived from one; else ""."""
+    """Return a hint if the class of ``value`` is a class of Lightning or a subclass of such a class; otherwise ""."""
     for cls in (value if isinstance(value, type) else type(value)).__mro__:
         if (package := cls.__module__.partition(".")[0]) in _LIGHTNING:
             return (

@@ -75,15 +75,15 @@ _SYNC = "sync_batchnorm"  # an argument of the Trainer, and the name of a LayerS
 
 @dataclass(frozen=True)
 class Machine:
-    """The facts about this machine on which a plan depends, as plain data, so that tests can invent facts.
+    """The facts about this machine that a plan needs, as plain data, so that tests can invent facts.
 
-    The available accelerators are not part of this class, because the plan asks the accelerators.
+    This class does not say which accelerators are available, because the plan asks the accelerators.
 
     Attributes:
         environment: the cluster environment of this process, and the reason; ``None``: the user started the process.
         has_tensorboard: whether the package that TensorBoardLogger needs is installed.
         is_rank_of_program: whether another process of this program has started this process as a rank.
-        is_notebook: whether the program runs in a notebook, so that a launcher cannot run it again.
+        is_notebook: whether the program runs in a notebook, so that a launcher cannot run the program again.
     """
 
     environment: tuple[ClusterEnvironment, str] | None
@@ -93,7 +93,7 @@ class Machine:
 
     @classmethod
     def detect(cls, environ: MutableMapping[str, str] = os.environ, given: ClusterEnvironment | None = None) -> Machine:
-        """Return the facts about this machine and process; if ``given`` is an environment, detect no environment."""
+        """Return the facts about this machine and process. If ``given`` is an environment, do not look for another."""
         return cls(
             environment=detect(environ, given),
             has_tensorboard=find_spec("tensorboard") is not None,

@@ -43,13 +43,9 @@ with on_first_use:
 
 if TYPE_CHECKING:
     from drivetrain.accelerators.accelerator import Accelerator
-    from drivetrain.checkpoints.io import CheckpointIO
-    from drivetrain.clusters.environment import ClusterEnvironment
     from drivetrain.loggers.logger import Logger
-    from drivetrain.precision.precision import Precision
     from drivetrain.profilers.profiler import Profiler
-    from drivetrain.strategies.layer_sync import LayerSync
-    from drivetrain.strategies.strategy import Strategy
+    from drivetrain.strategies.strategy import Plugin, Strategy
 
 T = TypeVar("T")
 
@@ -180,15 +176,7 @@ class Settings:
     profiler: Profiler | str | None = None
     detect_anomaly: bool = False
     barebones: bool = False
-    plugins: (
-        Precision
-        | CheckpointIO
-        | ClusterEnvironment
-        | LayerSync
-        | str
-        | list[Precision | CheckpointIO | ClusterEnvironment | LayerSync | str]
-        | None
-    ) = None
+    plugins: Plugin | list[Plugin] | None = None
     sync_batchnorm: bool = False
     check_collectives: bool | None = None
     stall_timeout_s: float | None = 300.0

@@ -28,6 +28,8 @@ from drivetrain import Callback, LightningModule, Trainer
 from drivetrain.base.rank_zero import log
 from drivetrain.callbacks import OnExceptionCheckpoint, ReplayCheck
 from drivetrain.loops import direct
+from drivetrain.loops.progress import Progress
+from drivetrain.loops.run import KeptStates
 from drivetrain.precision import Precision
 from drivetrain.strategies import SingleDeviceStrategy
 
@@ -648,7 +650,7 @@ def test_what_watches_is_seen(name: str) -> None:
 @pytest.mark.parametrize("name", ["function mode", "profiler", "anomaly mode", "saved tensors"])
 def test_what_watches_is_seen_by_each_call(spy: set[str], name: str) -> None:
     optimizer = sgd()
-    calls = direct._direct(optimizer, [])
+    calls = direct._direct(optimizer, direct._names())
     loss = loss_of(optimizer)
     with CONTEXTS[name]():
         calls.zero_grad()
@@ -671,7 +673,7 @@ def test_a_batch_looks_once_for_what_watches_and_each_batch_looks(
 
     monkeypatch.setattr(direct, "_names", lambda: names._replace(is_watched=look))
     optimizer = sgd()
-    train = direct._direct(optimizer, []).train
+    train = direct._direct(optimizer, direct._names()).train
     for count in (1, 2):
         train(loss_of(optimizer), True, True)
         assert len(looks) == count
@@ -771,7 +773,7 @@ LOSSES: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_loss_that_is_no_plain_number_makes_the_public_call(spy: set[str], name: str) -> None:
     optimizer = sgd()
-    calls = direct._direct(optimizer, [])
+    calls = direct._direct(optimizer, direct._names())
     calls.backward(loss_of(optimizer))
     assert spy == set()
     with suppress(RuntimeError):  # of torch's: a sparse loss has no gradient
@@ -792,7 +794,7 @@ def test_errors_are_those_of_the_public_call(spy: set[str], make: Any, message: 
     optimizer = sgd()
     weights = optimizer.param_groups[0]["params"][0]
     with pytest.raises(RuntimeError, match=message) as error:
-        direct._direct(optimizer, []).backward(make(weights))
+        direct._direct(optimizer, direct._names()).backward(make(weights))
     with pytest.raises(RuntimeError) as expected:
         make(weights).backward()
     assert str(error.value) == str(expected.value)
@@ -801,7 +803,7 @@ def test_errors_are_those_of_the_public_call(spy: set[str], make: Any, message: 
 
 def test_a_second_backward_pass_raises_torchs_error() -> None:
     optimizer = sgd()
-    calls, loss = direct._direct(optimizer, []), loss_of(optimizer)
+    calls, loss = direct._direct(optimizer, direct._names()), loss_of(optimizer)
     calls.backward(loss)
     with pytest.raises(RuntimeError, match="Trying to backward through the graph a second time"):
         calls.backward(loss)
@@ -809,7 +811,7 @@ def test_a_second_backward_pass_raises_torchs_error() -> None:
 
 def test_arguments_of_backward_make_the_public_call(spy: set[str]) -> None:
     optimizer = sgd()
-    calls, loss = direct._direct(optimizer, []), loss_of(optimizer)
+    calls, loss = direct._direct(optimizer, direct._names()), loss_of(optimizer)
     calls.backward(loss, retain_graph=True)
     assert spy == {"backward"}
     spy.clear()
@@ -824,7 +826,7 @@ def test_arguments_of_backward_make_the_public_call(spy: set[str]) -> None:
 )
 def test_a_backward_that_a_program_replaces_is_called(monkeypatch: Any, owner: Any, name: str) -> None:
     optimizer = sgd()
-    calls, plain, seen = direct._direct(optimizer, []), getattr(owner, name), []
+    calls, plain, seen = direct._direct(optimizer, direct._names()), getattr(owner, name), []
 
     def backward(*args: Any, **kwargs: Any) -> None:
         seen.append(1)
@@ -837,7 +839,11 @@ def test_a_backward_that_a_program_replaces_is_called(monkeypatch: Any, owner: A
 
 def test_a_communication_hook_that_is_registered_later_makes_the_public_call(spy: set[str]) -> None:
     optimizer, hooks = sgd(), []
-    calls = direct._direct(optimizer, hooks)
+    wrapped: Any = DistributedDataParallel.__new__(DistributedDataParallel)
+    vars(wrapped)["_comm_hooks"] = hooks
+    run = run_of(wrapped)
+    run.kept, run.progress = KeptStates(), Progress()
+    calls = direct._direct(optimizer, direct._names(), (), run)
     calls.backward(loss_of(optimizer))
     assert spy == set()
     hooks.append("hook")
@@ -848,7 +854,7 @@ def test_a_communication_hook_that_is_registered_later_makes_the_public_call(spy
 def test_gradients_share_no_memory_with_what_is_kept() -> None:
     """The node of this loss passes its gradient on: two parameters would have one gradient, for all batches."""
     first, second = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
-    calls = direct._direct(torch.optim.SGD([first, second], 0.1), [])
+    calls = direct._direct(torch.optim.SGD([first, second], 0.1), direct._names())
     for _ in range(2):
         calls.zero_grad()
         calls.backward(first.squeeze() + second.squeeze() * 3)
@@ -880,7 +886,7 @@ def test_a_root_gradient_that_a_hook_changes_counts_in_one_backward_pass(
     names = direct._names()._replace(ones={torch.float32: torch.ones(())})
     monkeypatch.setattr(direct, "_names", lambda: names)
     optimizer = sgd()
-    calls, weights = direct._direct(optimizer, []), optimizer.param_groups[0]["params"][0]
+    calls, weights = direct._direct(optimizer, direct._names()), optimizer.param_groups[0]["params"][0]
     loss = loss_of(optimizer)
     register(loss, hook)
     calls.backward(loss)
@@ -893,7 +899,7 @@ def test_a_root_gradient_that_a_hook_changes_counts_in_one_backward_pass(
 def test_the_engines_log_of_nodes_is_written(caplog: Any) -> None:
     optimizer = sgd()
     with caplog.at_level(logging.DEBUG, "torch.autograd.graph"):
-        direct._direct(optimizer, []).backward(loss_of(optimizer))
+        direct._direct(optimizer, direct._names()).backward(loss_of(optimizer))
     assert "MeanBackward0" in caplog.text
 
 
@@ -906,7 +912,7 @@ def test_the_engines_threads_of_other_devices_get_the_context_of_torchs_function
     stash = torch._C._stash_obj_in_tls
     monkeypatch.setattr(torch._C, "_stash_obj_in_tls", lambda *args: (stashed.append(args[0]), stash(*args)))
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: available)
-    direct._direct(optimizer, []).backward(loss_of(optimizer))
+    direct._direct(optimizer, direct._names()).backward(loss_of(optimizer))
     torchs = torch.autograd.graph._engine_run_backward.__code__.co_names  # the function of torch 2.9 stashes nothing
     assert stashed == (["context"] if available and "_stash_obj_in_tls" in torchs else [])
 
@@ -938,7 +944,7 @@ def of_another_class(optimizer: Any) -> nn.Parameter:
 @pytest.mark.parametrize("change", [added, appended, exchanged, of_another_class])
 def test_parameters_that_an_optimizer_gets_later_are_cleared_and_stepped(spy: set[str], change: Any) -> None:
     optimizer = sgd()
-    calls = direct._direct(optimizer, [])
+    calls = direct._direct(optimizer, direct._names())
     calls.zero_grad()
     parameter = change(optimizer)
     parameter.grad = torch.ones(2)
@@ -993,7 +999,7 @@ def make_differentiable(monkeypatch: Any, optimizer: Any) -> None:
 )
 def test_a_step_that_is_replaced_later_is_called(monkeypatch: Any, spy: set[str], change: Any) -> None:
     optimizer = sgd()
-    calls = direct._direct(optimizer, [])
+    calls = direct._direct(optimizer, direct._names())
     calls.train(None, False, True)
     assert spy == set()
     change(monkeypatch, optimizer)
@@ -1004,7 +1010,7 @@ def test_a_step_that_is_replaced_later_is_called(monkeypatch: Any, spy: set[str]
 @pytest.mark.parametrize("change", [replaced_zero_grad, replaced_class_zero_grad], ids=lambda change: change.__name__)
 def test_a_zero_grad_that_is_replaced_later_is_called(monkeypatch: Any, change: Any) -> None:
     optimizer = sgd()
-    calls, weights = direct._direct(optimizer, []), optimizer.param_groups[0]["params"][0]
+    calls, weights = direct._direct(optimizer, direct._names()), optimizer.param_groups[0]["params"][0]
     weights.grad = torch.ones(3)
     change(monkeypatch, optimizer)
     calls.zero_grad()
@@ -1014,7 +1020,7 @@ def test_a_zero_grad_that_is_replaced_later_is_called(monkeypatch: Any, change: 
 def test_a_scheduler_sees_that_the_optimizer_has_stepped() -> None:
     optimizer = sgd()
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    calls = direct._direct(optimizer, [])
+    calls = direct._direct(optimizer, direct._names())
     calls.train(None, False, True)
     assert optimizer._opt_called
     scheduler.step()  # a warning is an error here
@@ -1022,7 +1028,7 @@ def test_a_scheduler_sees_that_the_optimizer_has_stepped() -> None:
 
 def test_a_scheduler_that_is_made_later_sees_it_too() -> None:
     optimizer = sgd()
-    calls = direct._direct(optimizer, [])
+    calls = direct._direct(optimizer, direct._names())
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     calls.train(None, False, True)
     scheduler.step()
@@ -1032,7 +1038,7 @@ def test_a_scheduler_that_is_made_later_sees_it_too() -> None:
 def test_a_step_runs_without_gradients_and_leaves_their_mode_as_it_was(enabled: bool) -> None:
     optimizer = sgd()
     optimizer.param_groups[0]["params"][0].grad = torch.ones(3)
-    calls = direct._direct(optimizer, [])
+    calls = direct._direct(optimizer, direct._names())
     with nullcontext() if enabled else torch.no_grad():
         calls.train(None, False, True)
         assert torch.is_grad_enabled() is enabled
@@ -1042,7 +1048,7 @@ def test_a_step_runs_without_gradients_and_leaves_their_mode_as_it_was(enabled: 
 def test_an_exception_in_a_step_leaves_the_mode_of_gradients_as_it_was() -> None:
     optimizer = sgd()
     optimizer.param_groups[0]["params"][0].grad = torch.ones(3)
-    calls = direct._direct(optimizer, [])
+    calls = direct._direct(optimizer, direct._names())
     optimizer.param_groups[0]["lr"] = "much"
     with pytest.raises((TypeError, ValueError, RuntimeError)):
         calls.train(None, False, True)

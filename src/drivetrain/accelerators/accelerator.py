@@ -29,13 +29,13 @@ class Accelerator(ABC):
     A subclass must define five methods. All other members have defaults, which use torch's functions for the device
     type. Instances keep no state of a run, so several Trainers may use one instance.
 
-    Writing a subclass is for experts, because this contract may change in a minor version. The changelog lists such
-    changes.
+    Writing a subclass is for experts, because this contract may change in a minor version. The changelog lists changes
+    of the contract.
     """
 
     contract_version: ClassVar[int] = 1
-    """The version of this contract. A subclass can set the version for which the subclass was written. If this is not
-    the current version, the class statement raises an error.
+    """The version of this contract. A subclass can set the version for which the subclass was written. With any version
+    other than the current version, the class statement raises an error.
     """
 
     # ---- required ------------------------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ class Accelerator(ABC):
 
     @classmethod
     def why_unavailable(cls) -> str:
-        """Return one line, for errors and lists, about the reason why this accelerator is not available."""
+        """Return the reason why this accelerator is not available, in one line."""
         return "its is_available() returned False"
 
     # ---- life ----------------------------------------------------------------------------------------------------
@@ -269,6 +269,5 @@ AcceleratorRegistry = _Accelerators("drivetrain.accelerators", "accelerator", "a
 
 
 def _is_torchs(device: torch.device) -> bool:
-    """Return whether ``device`` has the type of ``torch.accelerator``."""
     current = torch.accelerator.current_accelerator()
     return current is not None and current.type == device.type

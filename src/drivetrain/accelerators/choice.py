@@ -68,8 +68,8 @@ def _first_available(name: str) -> tuple[Accelerator, str] | None:
 
 
 def _candidates() -> Iterator[tuple[int, Entry[Accelerator]]]:
-    """Yield the priority and the entry of each accelerator that "auto" considers. These include the device type for
-    which torch was built.
+    """Yield the priority and the entry of each accelerator that "auto" considers. The accelerator for the device type
+    for which torch was built is also considered.
     """
     current = torch.accelerator.current_accelerator()
     entries = [_entry(entry.name) for entry in AcceleratorRegistry.entries()]

@@ -35,7 +35,7 @@ class CPUAccelerator(Accelerator):
         count = int(devices) if isinstance(devices, str) and devices.isdigit() else devices
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             numbers = count.split(",") if isinstance(count, str) else count
-            # the error message reads a list of numbers as one process for each number
+            # for a list of numbers, the error message proposes one process per number
             meant = len(numbers) if isinstance(numbers, (list, tuple)) else 1
             raise WrongTypeError(
                 f"On the CPU, devices is a number of processes of at least 1, not {devices!r}. Write devices={meant}."

@@ -53,7 +53,8 @@ def _nvml_stats(device: torch.device) -> dict[str, float]:
         return {}
     try:
         pynvml.nvmlInit()
-        # NVML ignores CUDA_VISIBLE_DEVICES, so NVML's device numbers differ from torch's. The UUID is the same in both.
+        # NVML ignores CUDA_VISIBLE_DEVICES, so NVML's device numbers differ from torch's. A GPU has the same UUID in
+        # NVML and in torch.
         handle: Any = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
     except pynvml.NVMLError:
         return {}

@@ -22,8 +22,8 @@ class GraphRecorder:
     """Records the operations that a function queues on ``device`` as a graph.
 
     Before a function is recorded, the caller must run the function a few times inside :meth:`beside`. In the first
-    calls, torch allocates memory and chooses kernels. Inside :meth:`beside`, torch does this for the stream on which
-    the graph is recorded.
+    calls, torch allocates memory and chooses kernels. Inside :meth:`beside`, the calls run on the stream on which the
+    graph is recorded.
 
     Raises:
         RuntimeError: torch has no graphs of this device.

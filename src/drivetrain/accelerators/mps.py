@@ -19,7 +19,7 @@ class MPSAccelerator(TorchDeviceAccelerator):
     auto_priority = 300
     supports_float64 = False
     supports_streams = False
-    supports_non_blocking = False  # copies would be wrong: https://github.com/pytorch/pytorch/issues/189690
+    supports_non_blocking = False  # copies give wrong values: https://github.com/pytorch/pytorch/issues/189690
     supports_several_devices = False
 
     @classmethod

@@ -139,8 +139,9 @@ def check_indices(given: Any, indices: Sequence[int], count: int, owner: str) ->
 
 
 def as_auto(given: Any, accelerator: Accelerator, numbers_of: Callable[[int], list[int]]) -> Any:
-    """Return "auto" if ``given`` means all processes that the cluster has started on this machine, and the cluster does
-    not simply assign the first devices to these processes. Otherwise return ``given``.
+    """Return "auto" if two conditions hold, and ``given`` otherwise. First, ``given`` means all processes that the
+    cluster has started on this machine. Second, the cluster does not assign device 0 to the first process, device 1 to
+    the second process, and so on.
 
     -1 and the number of these processes mean all processes. A cluster may assign one device to several processes.
 

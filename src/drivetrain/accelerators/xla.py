@@ -53,7 +53,7 @@ class XLAAccelerator(Accelerator):
 
     @staticmethod
     def auto_device_count() -> int:
-        """Return the number of devices of this machine. The runtime on a TPU is not started for this.
+        """Return the number of devices of this machine. This method does not start the runtime on a TPU.
 
         A TPU belongs to the process that has started the runtime on the TPU, so only the job's processes may start the
         runtime.

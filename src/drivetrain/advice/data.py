@@ -12,26 +12,25 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
+from drivetrain.advice.watch import Watch
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.tree import leaves
 from drivetrain.data.kept import parts_of
 from drivetrain.loops.evaluate import Predictions
 from drivetrain.loops.run import Run
 
-_COMPARED = 65_536  # the number of a batch's values in its checksum
+_COMPARED = 65_536  # the number of values from which a batch's checksum is computed
 # the wait for the first batch is long if it takes this fraction of the epoch, and this many seconds
 _LONG_WAIT, _LONG_WAIT_S = 0.25, 0.1
 
 
-class DataWatch:
+class DataWatch(Watch):
     """Compares the loaders of a run, and the samples of the ranks."""
 
     def __init__(self, run: Run, predictions: Predictions) -> None:
-        self._run, self._predictions = run, predictions
-        self._loaders_compared = self._samples_compared = False
-        self._values_compared: set[str] = set()  # stages
-        self._epoch_began, self._epochs = 0.0, 0
-        self._workers_advised = False
+        super().__init__(run)
+        self._predictions = predictions
+        self._epoch_began, self._epochs, self._workers_advised = 0.0, 0, False
 
     def on_train_start(self) -> None:
         """Advise pinned memory if a loader has workers, and copying its batches to the device makes the host wait."""
@@ -74,9 +73,8 @@ class DataWatch:
         The check runs as soon as the validation loaders exist: at the start of the fit, or after the first validation.
         """
         run = self._run
-        if self._loaders_compared or not (run.validates() and run.loaders.is_known("validate")):
+        if not (run.validates() and run.loaders.is_known("validate") and self.first("comparison of loaders")):
             return
-        self._loaders_compared = True
         training = getattr(run.loaders.training(), "sampler", None)
         others = [getattr(each.loader, "sampler", None) for each in run.loaders.evaluation("validate")]
         if isinstance(training, SequentialSampler) and others and isinstance(others[0], RandomSampler):
@@ -92,9 +90,8 @@ class DataWatch:
         nothing.
         """
         run = self._run
-        if self._samples_compared or run.window.gather is None:
+        if run.window.gather is None or not self.first("comparison of samples"):
             return
-        self._samples_compared = True
         digests = run.engine.strategy.data.gather_objects(_digest(run.book.batch))
         if None not in digests and len(set(digests)) == 1 and not run.uneven.draws:
             rank_zero_warn(
@@ -113,9 +110,8 @@ class DataWatch:
         each stage in a run.
         """
         run = self._run
-        if run.window.gather is None or stage not in ("validate", "test") or stage in self._values_compared:
+        if run.window.gather is None or stage not in ("validate", "test") or not self.first(stage):
             return
-        self._values_compared.add(stage)
         rows = run.book.epoch_values(stage)
         own = {row.name: float(row.value) for row in rows if not row.entry.shared and row.entry.metric is None}
         everyones = run.engine.strategy.data.gather_objects(own)
@@ -152,8 +148,8 @@ class DataWatch:
 
 
 def _digest(batch: Any) -> int | None:
-    """Return a checksum of the first tensor in ``batch`` that has two different values; ``None`` if there is no such
-    tensor.
+    """Return a checksum of a tensor in ``batch``: the first tensor whose values are not all equal. Return ``None`` if
+    the batch has no such tensor.
     """
     for _, leaf in leaves(batch):
         if isinstance(leaf, Tensor) and not leaf.is_complex():

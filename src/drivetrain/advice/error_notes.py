@@ -1,4 +1,6 @@
-"""Add a note to an exception: the place in the run at which it was raised. Python prints notes below the traceback."""
+"""Add a note to an exception: the place in the run at which the exception was raised. Python prints notes below the
+traceback.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +27,15 @@ from drivetrain.module.trainable import TrainableModule
 
 
 def note_place(error: BaseException, progress: Progress, rank: int, run: Run | None = None) -> None:
-    """Add to ``error`` the hook, batch, epoch and rank in which it was raised.
+    """Add to ``error`` the hook, batch, epoch and rank in which the error was raised.
 
-    Errors of drivetrain get no note, because their text contains the cure. Python 3.10 has no notes, so the text is
-    logged there.
+    Errors of drivetrain get no note, because their text contains the cure. In Python 3.10, which has no notes, the text
+    is logged.
 
     Args:
         error: any exception.
         progress, rank: the run's progress, and this process's rank.
-        run: the run, whose module and loaders may be the cause; ``None`` before they are set up.
+        run: the run, whose module and loaders may be the cause; ``None`` before the run is set up.
     """
     if not isinstance(error, Exception) or isinstance(error, DrivetrainError):
         return
@@ -100,8 +102,8 @@ def _cure_of_backward(error: Exception, progress: Progress) -> str:
 
 
 def _cure_of_schedule(error: Exception, scheduler: str) -> str:
-    """If a scheduler was stepped more often than its total number of steps, return the right number; "" for another
-    error.
+    """If a scheduler was stepped more often than its ``total_steps``, return the ``total_steps`` to pass; "" for
+    another error.
     """
     if not scheduler or "Tried to step" not in text_of(error):
         return ""
@@ -141,11 +143,13 @@ def _cure_of_batch(error: Exception, run: Run) -> str:
 
 
 def _cure_of_arguments(error: Exception, run: Run) -> str:
-    """If the name of a step's second argument is not that of an index, return which arguments a step gets; "" for
+    """If the second argument of a step does not have the name of an index, return which arguments a step gets; "" for
     another error.
     """
-    if not isinstance(error, (TypeError, AttributeError)) or (name := _STEPS.get(run.progress.loop_stage)) is None:
+    stage = run.progress.loop_stage
+    if not isinstance(error, (TypeError, AttributeError)) or stage is None:
         return ""
+    name, _ = _STAGES[stage]
     names = list(inspect.signature(getattr(run.module, name)).parameters)[:2]
     if len(names) < 2 or re.search(r"i$|id|nb|batch|step|args|iter|^_", names[1]):
         return ""
@@ -167,7 +171,7 @@ def _cure_of_torch(error: Exception) -> str:
 
 
 def _cure_of_no_gradient(error: Exception, run: Run) -> str:
-    """Return why a loss in manual optimization may require no gradient; "" for another error."""
+    """If a loss in manual optimization requires no gradient, return the probable cause; "" for another error."""
     if run.module.automatic_optimization or "does not require grad and does not have a grad_fn" not in text_of(error):
         return ""
     toggles: Any = getattr(run.module, "_toggles", ())
@@ -208,15 +212,15 @@ def _cure_of_double(error: Exception, run: Run) -> str:
 
 
 def _scheduler_of(error: Exception) -> str:
-    """Return the class of the scheduler whose step raised the error; "" if it was raised elsewhere."""
+    """Return the class of the scheduler whose step raised the error; "" if other code raised the error."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     owners = [frame.f_locals.get("self") for frame in frames if frame.f_code.co_name in ("step", "get_lr")]
     return next((type(owner).__name__ for owner in owners if isinstance(owner, LRScheduler)), "")
 
 
 def _hook_of(error: Exception) -> str:
-    """Return the outermost function of user code that drivetrain called, from the traceback; "" if there is no such
-    function.
+    """Search the traceback for functions of user code that drivetrain called, and return the outermost function; "" if
+    there is no such function.
     """
     entered = False
     for frame, _ in traceback.walk_tb(error.__traceback__):
@@ -229,8 +233,8 @@ def _hook_of(error: Exception) -> str:
 
 
 def _place(progress: Progress, fetching: bool) -> str:
-    """Return the phase as text. ``fetching``: no hook was running. If the phase is a fetch, the loader was running
-    then.
+    """Return the phase as text. ``fetching``: no hook was running when the error was raised. If the phase is ``FETCH``,
+    the loader was running.
     """
     phase, stage, epoch, batch = progress.phase, progress.loop_stage, progress.current_epoch, progress.batch_idx
     if stage is None:
@@ -246,7 +250,7 @@ def _place(progress: Progress, fetching: bool) -> str:
             Phase.EPOCH_START: f"at the start of epoch {epoch}",
             Phase.BETWEEN_EPOCHS: f"after epoch {epoch - 1}",
         }.get(phase, f"at the end of epoch {epoch}")
-    name, done = _EVALUATIONS[stage], progress.eval_batch_idx
+    (_, name), done = _STAGES[stage], progress.eval_batch_idx
     within = f" in epoch {epoch}" if progress.fn == "fit" and stage is RunningStage.VALIDATING else ""
     return {
         0: f"at the start of {name}{within}",
@@ -267,18 +271,13 @@ _PARTS = {
     Phase.OPTIMIZER_STEP: "the optimizer step",
     Phase.LOG_FLUSH: "logging",
 }
-_STEPS: dict[RunningStage | None, str] = {
-    RunningStage.TRAINING: "training_step",
-    RunningStage.SANITY_CHECKING: "validation_step",
-    RunningStage.VALIDATING: "validation_step",
-    RunningStage.TESTING: "test_step",
-    RunningStage.PREDICTING: "predict_step",
-}
-_EVALUATIONS = {
-    RunningStage.SANITY_CHECKING: "the sanity check",
-    RunningStage.VALIDATING: "the validation",
-    RunningStage.TESTING: "the test",
-    RunningStage.PREDICTING: "the prediction",
+# the step of each stage, and the stage's name in a sentence
+_STAGES = {
+    RunningStage.TRAINING: ("training_step", "training"),
+    RunningStage.SANITY_CHECKING: ("validation_step", "the sanity check"),
+    RunningStage.VALIDATING: ("validation_step", "the validation"),
+    RunningStage.TESTING: ("test_step", "the test"),
+    RunningStage.PREDICTING: ("predict_step", "the prediction"),
 }
 
 
@@ -322,8 +321,8 @@ def _held(error: Exception, run: Run, device: torch.device) -> dict[str, int]:
 
 
 def _batch_of(error: Exception) -> Any:
-    """Return the current batch, which is read from the loops' frames in the traceback, because the loops do not store
-    it.
+    """Return the current batch. The loops do not store the batch, so this function searches the loops' frames in the
+    traceback.
     """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     own = [each for each in frames if each.f_globals.get("__name__", "").startswith("drivetrain.loops.")]

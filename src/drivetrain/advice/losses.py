@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from drivetrain.advice.watch import Watch
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.errors import ConfigurationError
 from drivetrain.logbook.logbook import Row
@@ -22,17 +23,15 @@ PATIENCE = 100
 _FEWEST = 3
 
 
-class Patience:
+class Patience(Watch):
     """Ends a learning-rate or batch-size trial if the module skips all further batches.
 
     Args:
         run: a run without a limit on epochs.
     """
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self._windows = 0  # the number of windows at the start of the epoch
-        self._step, self._in_a_row = -1, 0  # the last step, and the number of windows since then
+    _windows = 0  # the number of windows at the start of the epoch
+    _step, _in_a_row = -1, 0  # the last step, and the number of windows since then
 
     def on_train_start(self) -> None:
         self._windows = self._run.progress.stepped_batches
@@ -40,7 +39,7 @@ class Patience:
     on_train_epoch_start = on_train_start
 
     def batches_ended(self) -> None:
-        # an epoch also counts if on_train_batch_start has ended it before its first window
+        # an epoch counts even if on_train_batch_start has ended the epoch before the first window
         if self._run.progress.stepped_batches == self._windows:
             self._count()
 
@@ -71,10 +70,7 @@ class LossWatch(Patience):
         run: a run with automatic optimization.
     """
 
-    def __init__(self, run: Run) -> None:
-        super().__init__(run)
-        self._windows_before = 0
-        self._windows_without = 0
+    _windows_before = _windows_without = 0
 
     def on_train_start(self) -> None:
         super().on_train_start()
@@ -84,9 +80,9 @@ class LossWatch(Patience):
         """Check a window without an optimizer step. ``output``: the result of the window's last ``training_step``.
 
         Raises:
-            ConfigurationError: the code of ``training_step`` returns no value; or no batch of the first ``max_steps``
-                windows (at least 3) had a loss; or ``training_step`` has stopped returning losses, and only
-                ``max_steps`` would end the fit.
+            ConfigurationError: the code of ``training_step`` returns no value. Or no batch of the first ``max_steps``
+                windows (at least 3) had a loss. Or ``training_step`` no longer returns losses, and the fit would never
+                end, because only ``max_steps`` ends the fit.
         """
         if self._run.window.batches_with_gradients or loss_of(output)[0] is not None:
             return  # there was a loss: the step was skipped for another reason
@@ -157,17 +153,15 @@ def _own_nodes(function: ast.AST) -> list[ast.AST]:
 # ---- logged values --------------------------------------------------------------------------------------------------
 
 
-class LogWatch:
+class LogWatch(Watch):
     """Checks the values that a run has logged."""
 
     def __init__(self, run: Run) -> None:
-        self._run = run
-        self._nan_told = False
+        super().__init__(run)
         self._unlogged: set[str] = set()  # names of per-step values that no logger has got yet
 
     def logged_nan(self, names: Sequence[str], step: int) -> None:
-        if not self._nan_told:
-            self._nan_told = True
+        if self.first("nan"):
             rank_zero_warn(
                 f"{', '.join(names)}: logged as nan at step {step}; later nans are not reported. If it is the loss, "
                 "the weights are, or will be, nan too: Trainer(detect_anomaly=True) names the operation that gave "

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from drivetrain.advice.watch import Watch
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.tree import leaves
 from drivetrain.loops.run import Run
@@ -18,13 +19,10 @@ from drivetrain.strategies.step import steps_itself
 _HALF_OF_SMALLEST = 2.0**-25  # half of float16's smallest positive number: smaller values round to 0
 
 
-class ModelWatch:
+class ModelWatch(Watch):
     """Checks the modes and the parameters of a run's module."""
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self._modes_told = False
-        self._left_out = 0
+    _modes_told, _left_out = False, 0
 
     def on_train_start(self) -> None:
         self._check_modes()
@@ -139,8 +137,8 @@ def check_parameters(run: Run) -> None:
 
 
 def _warn_of_eps(optimizers: Sequence[Optimizer]) -> None:
-    """Warn about an optimizer that may divide by zero, because its parameters are in float16, in which its eps rounds
-    to 0.
+    """Warn about an optimizer that can divide by zero: its parameters are in float16, and its ``eps`` rounds to 0 in
+    float16.
     """
     for optimizer in optimizers:
         for group in optimizer.param_groups:

@@ -121,8 +121,8 @@ def check_manual(name: str, settings: Settings) -> None:
 
 
 def unknown_of(fn: TrainerFn, unknown: Mapping[str, Any], own: list[str]) -> UnknownArgumentError:
-    """Return the error for an unknown argument of the Trainer's method for ``fn``, such as ``fit``. ``own``: the
-    method's arguments.
+    """Return the error for an unknown argument of a Trainer's method, such as ``fit``. ``fn``: the method. ``own``: the
+    names of the method's arguments.
     """
     name = next(iter(unknown))
     arguments = [field.name for field in dataclasses.fields(Settings)]

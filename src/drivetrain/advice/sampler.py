@@ -55,8 +55,8 @@ _OWN_PLACES = {
     ("own_step.py", "backward"): "backward", ("own_step.py", "optimizer_step"): "optimizer",
     ("run.py", "publish"): "log",
 }  # fmt: skip
-"""Functions of drivetrain, by file and name, whose time does not belong to the part of the current phase -> the part to
-which it belongs.
+"""For some functions of drivetrain: (file, name) -> the part to which the function's time belongs, in place of the part
+of the current phase.
 """
 
 _USERS, _FETCHER, _LOOP = "a user's", "torch's data loading", "the loop, where the stack of a batch ends"
@@ -70,7 +70,7 @@ _FETCH_S, _FORWARD_S = board.ENGINE + 1, board.ENGINE + 2
 
 
 class _Place(NamedTuple):
-    """The position of the training thread at a look: the part, the user's line, and torch's fetching line."""
+    """The position of the training thread at a look: the part of the fit, and lines of user code and of torch."""
 
     part: str
     file: str = ""
@@ -227,8 +227,8 @@ class Sampler(threading.Thread):
         )
 
     def _ranks(self) -> Sequence[RankTimes]:
-        """Return the times of this machine's ranks, which they have written on the board (files through which ranks
-        report). On all ranks except rank 0, return ().
+        """Return the times that the ranks of this machine have written on the board (files through which ranks report).
+        On all ranks except rank 0, return ().
         """
         if self._sheet is None or self._run.engine.strategy.global_rank:
             return ()
@@ -312,8 +312,9 @@ _WITHOUT_GIL = not getattr(sys, "_is_gil_enabled", lambda: True)()
 def _no_garbage_collection() -> Iterator[None]:
     """Context in which Python collects no garbage.
 
-    Python 3.11 creates a frame object when another thread's frame is read. If this starts a garbage collection, a
-    finalizer may let the other thread run. That thread may return from the frame, and the process crashes.
+    When code reads a frame of another thread, Python 3.11 creates a frame object. Creating an object can start a
+    garbage collection, and a finalizer can let the other thread run. If the other thread then returns from the frame,
+    the process crashes.
     """
     collects = gc.isenabled()
     gc.disable()

@@ -7,25 +7,23 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from drivetrain.advice.watch import Watch
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.errors import ConfigurationError, number_of
 from drivetrain.loops.run import ENDLESS, Run
 from drivetrain.module.optimizers import LRSchedulerConfig, parameters_of
 
 
-class _EpochWatch:
+class _EpochWatch(Watch):
     """The counters at the start of an epoch.
 
     Attributes:
-        run: the fit.
         complete: whether this run trains the complete epoch; false if the run has resumed inside the epoch.
         steps, windows: ``global_step`` and the number of finished windows at the start of the epoch.
         counts: the number of steps of each scheduler at the start of the epoch.
     """
 
-    def __init__(self, run: Run) -> None:
-        self.run = run
-        self.complete = False
+    complete = False
 
     def on_train_start(self) -> None:
         self.on_train_epoch_start()
@@ -33,26 +31,24 @@ class _EpochWatch:
 
     def on_train_epoch_start(self) -> None:
         self.complete = True
-        self.steps, self.windows = self.run.progress.global_step, self.run.progress.stepped_batches
-        self.counts = scheduler_counts(self.run)
+        self.steps, self.windows = self._run.progress.global_step, self._run.progress.stepped_batches
+        self.counts = scheduler_counts(self._run)
 
 
 class AutomaticWatch(_EpochWatch):
     """Checks a fit with automatic optimization."""
 
-    def __init__(self, run: Run) -> None:
-        super().__init__(run)
-        self._looked = self._steps_told = self._schedulers_told = False
-        self._without_steps = 0  # number of consecutive epochs without a step
+    _schedulers_told = False
+    _without_steps = 0  # number of consecutive epochs without a step
 
     def before_validation(self) -> None:
-        """Log once the parameters that get no gradient. With several processes, log nothing, because a strategy may
-        keep the gradients in other tensors.
+        """At the first call, log the parameters that get no gradient. With several processes, log nothing, because a
+        strategy may keep the gradients in other tensors.
         """
-        run, looked = self.run, self._looked
-        self._looked = True
+        run, is_first = self._run, self.first("parameters")
         optimizers = run.engine.strategy.optimizers
-        if looked or run.window.gather is not None or len(optimizers) != 1 or run.progress.global_step == self.steps:
+        several = run.window.gather is not None or len(optimizers) != 1
+        if not is_first or several or run.progress.global_step == self.steps:
             return
         reached = {id(each) for each in parameters_of(optimizers[0]) if each.grad is not None}
         reached |= {id(each) for each in optimizers[0].state}
@@ -75,7 +71,7 @@ class AutomaticWatch(_EpochWatch):
             self._check_schedulers()
 
     def _check_steps(self) -> None:
-        run = self.run
+        run = self._run
         losses = run.window.batches_with_gradients and run.progress.stepped_batches > self.windows
         # a request to stop has ended the epoch inside a window, before the window's optimizer step
         open_window = run.window.batches_done > 0
@@ -83,9 +79,8 @@ class AutomaticWatch(_EpochWatch):
             self._without_steps = 0
             return
         self._without_steps += 1
-        if self._without_steps == (2 if run.engine.precision.scales_loss else 1) and not self._steps_told:
+        if self._without_steps == (2 if run.engine.precision.scales_loss else 1) and self.first("steps"):
             # with a loss scale, one epoch without steps is normal, because a too large initial scale is reduced slowly
-            self._steps_told = True
             rank_zero_warn(
                 "This epoch had losses, and no optimizer step was made, so nothing was updated. An override of "
                 "optimizer_step must call optimizer.step(closure=optimizer_closure); in 16-mixed, a step is left out "
@@ -95,8 +90,8 @@ class AutomaticWatch(_EpochWatch):
     def _check_schedulers(self) -> None:
         if self._schedulers_told:
             return
-        steps, configs = self.run.progress.global_step - self.steps, self.run.engine.strategy.lr_scheduler_configs
-        for config, old, new in zip(configs, self.counts, scheduler_counts(self.run), strict=False):
+        steps, configs = self._run.progress.global_step - self.steps, self._run.engine.strategy.lr_scheduler_configs
+        for config, old, new in zip(configs, self.counts, scheduler_counts(self._run), strict=False):
             due = max(steps if config.interval == "step" else 1, 1)
             if isinstance(old, int) and isinstance(new, int) and new - old > due:
                 self._schedulers_told = True
@@ -120,7 +115,7 @@ class ManualWatch(_EpochWatch):
     def on_train_start(self) -> None:
         super().on_train_start()
         self._steps_before, self._counts_before = self.steps, self.counts
-        for index, optimizer in enumerate(self.run.engine.strategy.optimizers):
+        for index, optimizer in enumerate(self._run.engine.strategy.optimizers):
             self._idle[index] = optimizer.register_step_post_hook(self._stepped(index))
 
     def _stepped(self, index: int) -> Any:
@@ -134,10 +129,10 @@ class ManualWatch(_EpochWatch):
             handle = self._idle.pop(index, None)
             if handle is not None:  # the first step with gradients
                 self._first[index] = gradient
-                self._spent.append(handle)  # removed later: torch is iterating over its hooks
+                self._spent.append(handle)  # removed later, because torch is iterating over its hooks
             elif index in self._first:
                 seen_twice = True
-                if self._first.pop(index) is gradient and not self.run.engine.strategy.facts.is_distributed:
+                if self._first.pop(index) is gradient and not self._run.engine.strategy.facts.is_distributed:
                     self._add_up = True
 
         return stepped
@@ -148,7 +143,7 @@ class ManualWatch(_EpochWatch):
         Raises:
             ConfigurationError: no optimizer has stepped, and only ``max_steps`` can end the run.
         """
-        run, progress, limits = self.run, self.run.progress, self.run.limits
+        run, progress, limits = self._run, self._run.progress, self._run.limits
         if self._told or not run.engine.strategy.optimizers or progress.global_step > self._steps_before:
             return
         if progress.batch_idx < 0 or progress.resumed_batches >= 0:
@@ -166,7 +161,7 @@ class ManualWatch(_EpochWatch):
         rank_zero_warn(message)
 
     def epoch_closed(self) -> None:
-        run = self.run
+        run = self._run
         self._remove_spent()
         stepped = run.progress.global_step > self.steps and run.progress.epochs_done > 0
         if self.complete and self._idle and stepped and len(run.engine.strategy.optimizers) > 1:
@@ -179,7 +174,7 @@ class ManualWatch(_EpochWatch):
             )
 
     def on_train_end(self) -> None:
-        progress, counts = self.run.progress, scheduler_counts(self.run)
+        progress, counts = self._run.progress, scheduler_counts(self._run)
         self._forget()
         self._first.clear()
         if self._add_up:
@@ -208,11 +203,8 @@ class ManualWatch(_EpochWatch):
 # ---- limits and schedules -------------------------------------------------------------------------------------------
 
 
-class LimitsWatch:
+class LimitsWatch(Watch):
     """Compares a fit's limits, the lengths of its epochs and its schedulers, and explains why a fit trains nothing."""
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
 
     def nothing_trained(self) -> None:
         progress, limits = self._run.progress, self._run.limits
@@ -260,7 +252,7 @@ class LimitsWatch:
 
 def _warn_of_schedule(config: LRSchedulerConfig, epochs: float, steps: float) -> None:
     """Warn about a scheduler that never steps in this fit. Also warn about a scheduler that is stepped once per epoch,
-    although its length seems to be a number of optimizer steps.
+    although the length of its schedule seems to be given in optimizer steps.
     """
     name, interval = type(config.scheduler).__name__, config.interval
     length = "total_steps" if hasattr(config.scheduler, "total_steps") else "T_max"

@@ -14,8 +14,8 @@ SHORTEST_S, FEWEST = 3.0, 20
 """The shortest training time in seconds, and the smallest number of measurements, for which there is a verdict."""
 
 _FETCH, _SYNC, _LOG, _CHECKPOINT, _VALIDATION, _RANK, _CORES = 0.3, 0.2, 0.2, 0.2, 0.4, 0.15, 0.3
-"""Thresholds: a cause is named if its time is at least this fraction of the training time. For _RANK, the time is that
-by which one rank takes longer than the other ranks.
+"""Thresholds: a cause is named if its time is at least this fraction of the training time. For _RANK, the time is the
+additional time of one rank, compared with the other ranks.
 """
 
 _PER_BATCH_S = 0.001  # a part that takes less time per batch is ignored
@@ -25,8 +25,9 @@ _IDLE waits for the host, if the steps take at least _STEPS of the training time
 """
 
 _GROWTH, _GROWTH_BYTES, _STEADY = 0.1, 64 * 2**20, 0.3
-"""Memory counts as growing if the growth is at least the fraction _GROWTH and at least _GROWTH_BYTES, and if each half
-of the time has at least the fraction _STEADY of the growth.
+"""Memory counts as growing under two conditions. The growth is at least _GROWTH_BYTES, and at least the fraction
+_GROWTH of the memory at the start. In each half of the time, memory grows by at least the fraction _STEADY of the
+growth.
 """
 
 _WAITS = re.compile(
@@ -106,7 +107,7 @@ class Measured:
         return f"{seconds / self.training_s:.0%} of the {self.training_s:.0f} s of training"
 
     def line(self, part: str) -> Line | None:
-        """Return the line in which the fit has spent the most time of ``part``."""
+        """Return the line of user code in which ``part`` has spent the most time."""
         return max((each for each in self.lines if each.part == part), key=lambda each: each.seconds, default=None)
 
 

@@ -33,7 +33,7 @@ def original(module: Any) -> Any:
 
 def compiled_in_place(module: Any) -> Any:
     """If ``module`` is a result of ``torch.compile``, compile the original module in place with equal arguments, and
-    return it. Return any other object unchanged. The result of ``torch.compile`` stays usable.
+    return the original module. Return any other object unchanged. The result of ``torch.compile`` stays usable.
     """
     inner = original(module)
     if inner is not module:
@@ -121,7 +121,7 @@ def keep_out_of_graphs(*classes: type) -> None:
         classes: the classes whose members a step may call.
     """
     package = Path(__file__).parent.parent
-    # modules in these folders are compiled; compat contains Lightning's demonstration models
+    # the folders with nn.Modules that may be compiled; compat contains Lightning's demonstration models
     traced = ("module", "compat")
     folders = [folder for folder in sorted(package.iterdir()) if folder.is_dir() and folder.name not in traced]
     torch_private.leave_folders_uncompiled(folders)

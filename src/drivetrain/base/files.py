@@ -175,7 +175,7 @@ def replacing(path: str | os.PathLike[str], durable: bool = False, new: bool = F
     stream: _Stream | None = None
     try:
         check_replaceable(target)
-        # mode "x" fails if another process has used this name, even for a link
+        # mode "x" fails if another process has created a file or a link with this name
         with open(temporary, "xb", buffering=0) as raw:
             stream = _Stream(raw, durable)
             with io.BufferedWriter(stream, _BUFFER) as file:
@@ -191,7 +191,7 @@ def replacing(path: str | os.PathLike[str], durable: bool = False, new: bool = F
             raise
         raise OSError(failure.errno, reason(failure, target), os.fspath(target)) from error
     finally:
-        # after success, this file does not exist; after a failure, the first error counts
+        # the temporary file exists only after a failure, and an error here must not hide the first error
         with contextlib.suppress(OSError):
             temporary.unlink()
     if durable:
@@ -264,7 +264,7 @@ def move(source: Path, target: Path, new: bool = False) -> None:
     Args:
         source: a complete file on the file system of ``target``, or a folder. A folder never replaces another folder.
         target: the new name. If it is a symbolic link, the link is replaced.
-        new: whether to raise an error instead of replacing a file. If True, the file may also keep its old name.
+        new: whether to raise an error instead of replacing a file. If True, the file may keep the old name, too.
 
     Raises:
         FileExistsError: ``new`` is true, and the file exists.
@@ -413,8 +413,8 @@ def impossible_folder(path: str) -> str | None:
 class _Stream(io.RawIOBase):
     """A file that keeps the error of the first failed write, because torch's writer raises another exception.
 
-    With ``durable``, the system writes each piece to the disk early and frees the memory of the piece. Otherwise the
-    new file and the old file would both stay in the system's cache until the end.
+    With ``durable``, the system writes each piece to the disk early and frees the memory of the piece. Without the
+    early writing, the new file and the old file would both stay in the system's cache until the end.
     """
 
     failure: OSError | None = None

@@ -50,7 +50,7 @@ def fingerprints(tensors: Iterable[Tensor]) -> Tensor:
 
     The fingerprint of a sharded tensor covers this process's shard. The fingerprint of another tensor subclass covers
     the inner tensors, and the fingerprint of a sparse tensor covers the stored indices and values. The result is on the
-    first device among the tensors that is not the host, or else on the host.
+    first of the tensors' devices that is not the host. If all tensors are on the host, the result is on the host.
 
     Raises:
         NotSupportedError: a tensor has no bits to read: a meta tensor, or one of torch's quantized types.

@@ -27,7 +27,7 @@ def is_own_class(cls: type) -> bool:
 
 
 def check_part(cls: type) -> None:
-    """Call :func:`check_overrides` for ``cls``, unless drivetrain defines it."""
+    """Call :func:`check_overrides` for a class that drivetrain does not define."""
     if not is_own_class(cls):
         check_overrides(cls)
 
@@ -151,7 +151,7 @@ def missing_arguments(fn: Callable[..., Any], contract: Callable[..., Any]) -> s
 
 
 def missing_methods(cls: type) -> list[str]:
-    """Return the abstract methods that ``cls`` lacks, sorted, also while the class is being defined."""
+    """Return the abstract methods that ``cls`` lacks. The ``class`` statement of ``cls`` may still be running."""
     abstract = {name for base in cls.__mro__ for name in getattr(base, "__abstractmethods__", ())}
     return sorted(name for name in abstract if getattr(getattr(cls, name, None), "__isabstractmethod__", False))
 

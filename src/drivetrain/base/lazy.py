@@ -111,8 +111,8 @@ def lazy(package: str, files: Mapping[str, str] = MappingProxyType({}), modules:
 def _imported(name: str) -> ModuleType:
     """Import a module with garbage collection turned off.
 
-    After ``import torch``, a few thousand new objects make Python's garbage collector examine all objects. This takes
-    twice as long as the import, and frees nothing.
+    After ``import torch``, a few thousand new objects make Python's garbage collector examine all objects. The
+    examination takes twice as long as the import, and frees nothing.
     """
     collects = gc.isenabled()
     gc.disable()

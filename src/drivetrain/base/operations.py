@@ -24,8 +24,8 @@ class Operations(DispatchMode):  # type: ignore[no-untyped-call]
     Collectives are left out, because their results may not be complete yet.
 
     Args:
-        place: a function that gets the frame that called an operation, or ``None`` in a thread of torch, and returns
-            the operation's place. If the function returns ``None``, the operation is left out.
+        place: a function that returns the place of an operation. The function gets the frame that called the operation,
+            or ``None`` in a thread of torch. If the function returns ``None``, the operation is left out.
     """
 
     def __init__(self, place: Callable[[Any], str | None]) -> None:

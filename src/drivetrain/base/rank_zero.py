@@ -137,7 +137,6 @@ def _line_outside(frame: FrameType | None) -> _Place:
 
 
 def _definition_of(thing: type | Callable[..., Any] | None) -> _Place | None:
-    """Return where a class or function is defined; ``None`` if the source is not available."""
     if thing is None:
         return None
     code = getattr(inspect.unwrap(thing), "__code__", None)

@@ -193,7 +193,7 @@ class Registry(Generic[T]):
         )  # fmt: skip
 
     def derive(self, source: Callable[[bool], Mapping[str, Entry[T]]]) -> None:
-        """Add the entries that ``source`` returns, with names that depend on another registry.
+        """Let lookups also find the entries that ``source`` returns. These entries depend on another registry.
 
         The registry calls ``source`` for each lookup. The argument of ``source`` is whether to look for installed
         packages, which takes milliseconds. Registered names and names of earlier sources take precedence.

@@ -41,8 +41,8 @@ _TIMES = ("LastModified", "mtime", "last_modified", "created", "updated")
 
 
 def is_known(path: Any) -> bool:
-    """Return whether ``path`` is an address with a protocol that fsspec supports, even if the package for it is
-    missing.
+    """Return whether ``path`` is an address with a protocol that fsspec supports, even if the package for the protocol
+    is missing.
     """
     if not is_remote(path):
         return False
@@ -287,7 +287,7 @@ def remove_folder(folder: str | os.PathLike[str]) -> None:
 
 
 def _put_new(system: Any, local: str, path: str, address: str | os.PathLike[str]) -> None:
-    """Upload a file. If the store supports conditions, the store refuses the upload if an object has this name."""
+    """Upload a file. If an object with this name exists, a store with conditional uploads refuses the upload."""
     put = getattr(system, "_put_file", system.put_file)
     if "mode" not in inspect.signature(put).parameters:
         system.put_file(local, path)
@@ -315,7 +315,7 @@ def _put_and_rename(system: Any, local: str, path: str) -> None:
         else:
             system.mv(temporary, path)
     finally:
-        # after success, this object does not exist; after a failure, the first error counts
+        # the temporary object exists only after a failure, and an error here must not hide the first error
         with contextlib.suppress(Exception):
             system.rm_file(temporary)
 
@@ -338,7 +338,7 @@ def _opened(address: str | os.PathLike[str]) -> tuple[Any, str]:
 
 @contextlib.contextmanager
 def _asked(address: str | os.PathLike[str], what: str) -> Iterator[tuple[Any, str]]:
-    """Return a context that yields the result of :func:`_opened` and changes errors as :func:`_explained` does."""
+    """Return a context that yields the result of :func:`_opened`, and turns errors into OSErrors."""
     opened = _opened(address)
     with _explained(address, what):
         yield opened

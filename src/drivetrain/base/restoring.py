@@ -97,7 +97,8 @@ def shown_error(error: BaseException) -> str:
 
 
 Form = Any
-"""The type and structure of a saved value. The file that saves the value declares the form. A form is one of:
+"""The type and structure of a saved value. The source file with the code that saves the value declares the form. A form
+is one of:
 
 - a type, for an instance of the type;
 - ``{"name": form, "other?": form}``: for a mapping with these entries. The entries with "?" may be missing, and there
@@ -237,7 +238,7 @@ def check_form(saved: Any, own: Any, place: str = "") -> None:
 
 # ---- values that torch uses without a check --------------------------------------------------------------------------
 
-# Optimizers of torch that create the complete state of a parameter in the first step, for any gradient.
+# Optimizers of torch whose first step creates the complete state of a parameter, whatever the gradient is.
 _TRIED = frozenset({
     "ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD",
 })  # fmt: skip
@@ -287,7 +288,7 @@ def check_optimizer_state(state: Any, optimizer: Optimizer) -> None:
 def _example_state(
     kind: type[Optimizer], group: Mapping[str, Any], own: Mapping[str, Any], place: str
 ) -> Mapping[str, Tensor]:
-    """Return the state that a step of the optimizer creates for a small parameter, with the options of ``group``. The
+    """Return the state that an optimizer with the options of ``group`` creates for a small parameter in one step. The
     optimizer's constructor checks the options: with a wrong option, a step would divide by zero or fail.
     """
     on_host = all(parameter.device.type == "cpu" for parameter in own["params"])
@@ -371,7 +372,7 @@ def scheduler_state(scheduler: Any) -> Any:
 
 
 def load_schedulers(schedulers: Sequence[Any], states: Any) -> None:
-    """Load each scheduler's state. Log the arguments of the scheduler's constructor that the state replaces.
+    """Load each scheduler's state. If a state changes a number that the scheduler's constructor got, log the change.
 
     Raises:
         CheckpointError: a state is missing or does not fit.

@@ -184,17 +184,19 @@ def _python_twister() -> tuple[Any, _Twister] | None:
     return (source, twister) if state == source.getstate() else None
 
 
-# numpy's generator and the generator's memory; then the memory and numpy's state at the last call
+# numpy's generator, and the generator's memory
 _numpy_twister: tuple[Any, _Twister] | None = None
+# the memory and the result of the last call of _numpy_state()
 _numpy_kept: tuple[bytes, Any] | None = None
 
 
 def _numpy_state(numpy: Any) -> Any:
     """Return the result of ``numpy.random.get_state()``. If the program has drawn no number since the last call, return
     the same object. numpy copies the 624 words one by one, which takes longer than a small training step. Reading the
-    words at the address that numpy publishes is fast. ``normal`` can keep a second number outside the words. While
-    numpy has a second number, this function asks numpy at each call. If a program sets only the second number with
-    ``numpy.random.set_state``, the change is missed.
+    words at the address that numpy publishes is fast. ``numpy.random.normal`` computes two numbers at a time, and numpy
+    stores the second number outside the words. While numpy stores a second number, this function calls
+    ``numpy.random.get_state()`` each time. If a program sets only the second number with ``numpy.random.set_state``,
+    the change is missed.
     """
     global _numpy_kept, _numpy_twister
     source = numpy.random.mtrand._rand._bit_generator

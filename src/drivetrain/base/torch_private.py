@@ -50,7 +50,7 @@ _PATHS = _rows()
 _ORDINARY: dict[str, Any] = {
     "AnyPass": (),  # without the class, the workers end only when the iterator is freed
     "PassOfWorkers": (),
-    "BatchNorm": nn.BatchNorm1d.__base__,  # the same class under any name
+    "BatchNorm": nn.BatchNorm1d.__base__,  # torch's class _BatchNorm, even if torch renames the class
     "Fetcher": object,  # torch iterates the loader itself
     "PassOfThisProcess": object,
     "can_move_in_place": lambda *_: False,  # without the check, the model is moved before sharding
@@ -89,7 +89,7 @@ def __getattr__(name: str) -> Any:
 
 
 def where(name: str) -> tuple[Any, str]:
-    """Return the owner and the attribute in torch of ``name``, so that the caller can replace the attribute."""
+    """Return the object of torch that has ``name``, and the attribute's name. A caller can replace the attribute."""
     module, _, path = _PATHS[name][0].partition(":")
     *owners, attribute = path.split(".")
     try:
@@ -117,11 +117,11 @@ def function_of_device(kind: str, name: str) -> Any:
 
 # ---- tensors ---------------------------------------------------------------------------------------------------------
 
-version_of = attrgetter("_version")  # a tensor's counter of changes in place
+version_of = attrgetter("_version")  # the counter of a tensor's in-place changes
 hooks_of = attrgetter("_backward_hooks")  # the hooks on a tensor's gradient, or None
 storage_key = attrgetter("_cdata")  # equal for all Python objects of one storage
 storage_inside = attrgetter("_untyped_storage")  # the untyped storage of a TypedStorage
-schema_of = attrgetter("_schema")  # an operation's arguments, with the arguments that it writes to
+schema_of = attrgetter("_schema")  # an operation's arguments, and which arguments the operation changes
 operation_name = attrgetter("_opname")  # an operation's name without the namespace
 overloads_of = attrgetter("_overloadpacket")  # all overloads of an operation
 PARTS_OF_SPARSE = "_indices", "_values"  # methods of a tensor in COO layout, which need not be coalesced
@@ -235,7 +235,7 @@ def check_input(layer: Any, given: Tensor) -> None:
 
 
 def input_check_of_sync_batch_norm() -> dict[str, Any]:
-    """Return the member of ``nn.SyncBatchNorm`` that checks inputs, for the body of another class."""
+    """Return the method of ``nn.SyncBatchNorm`` that checks inputs, by name, for the body of another class."""
     return {"_check_input_dim": nn.SyncBatchNorm._check_input_dim}
 
 
@@ -265,7 +265,7 @@ def compiled_by(context: Any, module: nn.Module, function: Any) -> Any:
 
 
 def set_compiled_call(module: nn.Module, call: Any) -> None:
-    """Let calls of ``module`` run ``call``; ``None`` lets calls run uncompiled."""
+    """Make each call of ``module`` run ``call``. With ``None``, calls run uncompiled."""
     module._compiled_call_impl = call
 
 
@@ -297,7 +297,7 @@ SCALES_ITSELF = "_step_supports_amp_scaling"
 UNSCALE = "_unscale_grads_"
 """The method with which a GradScaler unscales the gradients of an optimizer."""
 GROWTH_TRACKER = "_growth_tracker"
-"""The entry in the state of a GradScaler with the number of steps since the scale has changed."""
+"""The entry in the state of a GradScaler that counts the steps since the last change of the scale."""
 schedulers_in = _read(SCHEDULERS, ())  # the schedulers inside a SequentialLR or a ChainedScheduler
 class_in_shards = _read("_optim_constructor", None)  # the class inside a ZeroRedundancyOptimizer
 states_of_scaler = _read("_per_optimizer_states", {})  # a GradScaler's states by optimizer; {} if disabled
@@ -327,7 +327,7 @@ def update_scale(scaler: Any, overflow: bool) -> None:
 ITERATOR, GET_ITERATOR = "_iterator", "_get_iterator"
 """Members of a DataLoader: the iterator with the persistent workers, and the method that creates an iterator."""
 kept_iterator = _read(ITERATOR, None)  # a DataLoader's iterator; None without persistent workers
-NUMBER_OF_DRAWS = "_num_samples"  # in a RandomSampler; None: one draw for each sample
+NUMBER_OF_DRAWS = "_num_samples"  # in a RandomSampler; None: as many draws as samples
 
 
 def keep_iterator(loader: Any, iterator: Any) -> None:
@@ -345,7 +345,7 @@ def end_workers(iterator: Any) -> None:
 
 
 def methods_of_a_pass() -> tuple[tuple[type, str], ...]:
-    """Return the class and the name of each method that iterating a DataLoader without workers calls."""
+    """Return the class and the name of each method that torch calls to iterate over a DataLoader without workers."""
     loader = torch.utils.data.DataLoader
     names = ("__init__", "__next__", "_next_data", "_next_index")
     first = ((loader, "__iter__"), (loader, GET_ITERATOR), (_own.Fetcher, "fetch"))
@@ -357,7 +357,7 @@ def methods_of_a_pass() -> tuple[tuple[type, str], ...]:
 _c10d: Any = Later("torch._C._distributed_c10d")
 _ddp: Any = Later("torch.nn.parallel.distributed")
 _dist: Any = Later("torch.distributed")
-names_ignored_by_ddp = _read("_ddp_params_and_buffers_to_ignore", ())  # names in a module that DDP skips
+names_ignored_by_ddp = _read("_ddp_params_and_buffers_to_ignore", ())  # names of parameters and buffers that DDP skips
 comm_hooks_of = attrgetter("_comm_hooks")  # the communication hooks of a DistributedDataParallel
 sync_buffers = methodcaller("_sync_buffers")  # broadcasts the buffers of rank 0 to all ranks of DDP
 make_static = methodcaller("_set_static_graph")  # tells DDP that each pass uses the same parameters
@@ -373,13 +373,13 @@ def flight_records() -> list[bytes]:
 
 
 def rebuild_buckets(model: nn.parallel.DistributedDataParallel) -> None:
-    """Let DDP check the last backward pass and order the buckets of gradients, as before a forward pass."""
+    """Let DDP check the last backward pass and order the buckets of gradients, as DDP does before a forward pass."""
     model.reducer._rebuild_buckets()
 
 
 def exchange_after_first_pass(model: Any) -> None:
-    """Let DDP with a static graph exchange all gradients at the end of the first backward pass, as after its own
-    forward pass.
+    """Let DDP with a static graph exchange all gradients at the end of the first backward pass, as DDP does after its
+    ``forward``.
     """
     if model.static_graph and not model._static_graph_delay_allreduce_enqueued:
         model._static_graph_delay_allreduce_enqueued = True
@@ -401,7 +401,7 @@ shape_of = attrgetter("_orig_size")  # the shape of a sharded parameter when gat
 gathered_of = _read("_unsharded_param", None)  # a sharded parameter when gathered; None before the first time
 FSDP_STATE = "_get_fsdp_state"  # a method that ``fully_shard`` adds to a module
 CLASSES_OF_POLICY, FUNCTION_OF_POLICY = "_module_classes", "_lambda_fn"  # in ModuleWrapPolicy and CustomPolicy
-RESHARDING = "_to_sharded", "_to_sharded_post_forward"  # methods of a group that free gathered parameters
+RESHARDING = "_to_sharded", "_to_sharded_post_forward"  # methods that free the gathered parameters of a group
 JOIN_MESHES = "_concatenate"  # a static method of DeviceMesh
 
 
@@ -442,7 +442,7 @@ def reset_passes(root: Any, gathered: Iterable[Any]) -> None:
 
 
 def end_backward(root: Any) -> None:
-    """Let FSDP reduce the gradients and shard the parameters of each group, as after a backward pass."""
+    """Let FSDP reduce the gradients and shard the parameters of each group, as FSDP does after a backward pass."""
     root._get_fsdp_state()._root_post_backward_final_callback()
 
 

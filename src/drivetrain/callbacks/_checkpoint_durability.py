@@ -1,4 +1,4 @@
-"""Write, rank and remove the files of a ModelCheckpoint, and wait until a store has written them."""
+"""Write a ModelCheckpoint's files, remove files with worse scores, and wait until a store has written the files."""
 
 from __future__ import annotations
 
@@ -167,11 +167,9 @@ class StoredCheckpoint(NamedCheckpoint):
     # ---- private names that libraries override -------------------------------------------------------------------
 
     def _should_skip_saving_checkpoint(self, trainer: Trainer) -> bool:
-        """Return True if no fit is running, or if this step was already saved."""
         return not self._may_save(trainer) or self._saved_at_step == trainer.progress.global_step
 
     def _should_save_on_train_epoch_end(self, trainer: Trainer) -> bool:
-        """Return whether to save when a training epoch ends instead of after validation."""
         return acts_at_epoch_end(self.save_on_train_epoch_end, trainer)
 
     def _update_best_and_save(self, current: Tensor, trainer: Trainer, monitor_candidates: dict[str, Any]) -> None:
@@ -183,18 +181,16 @@ class StoredCheckpoint(NamedCheckpoint):
         self._dropped = self._save_ranked(trainer, torch.tensor(float(trainer.global_step)), monitor_candidates)
 
     def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
-        """Write one file."""
         if self._replaces:
             trainer.save_checkpoint(filepath, self.save_weights_only)
         else:
             self._refused = not save_new(trainer, filepath, self.save_weights_only)
 
     def _remove_checkpoint(self, trainer: Trainer, filepath: str) -> None:
-        """Remove one file."""
         trainer.strategy.remove_checkpoint(filepath)
 
     def _alone(self, trainer: Trainer) -> AbstractContextManager[None]:
-        """Return a context. While it is open, other runs wait before they save to this folder."""
+        """Return a context during which other runs wait before they save to this folder."""
         background = background_of(trainer.strategy.checkpoint_io)
         if background is None or self.dirpath is None or files.is_remote(self.dirpath) or not trainer.is_global_zero:
             return nullcontext()
@@ -208,8 +204,8 @@ class StoredCheckpoint(NamedCheckpoint):
     def _settle(self, trainer: Trainer) -> None:
         """Wait until the files of the last save are durable. Then set the attributes, and remove the replaced files.
 
-        All ranks call this method after the same steps. The ranks do not communicate: if rank 0 could not write, its
-        error ends the whole job.
+        All ranks call this method after the same steps. The ranks do not communicate. If rank 0 could not write, the
+        error on rank 0 ends the whole job.
 
         Raises:
             CheckpointError: a file could not be written. The attributes keep their values, and no file is removed.

@@ -40,7 +40,7 @@ class NamedCheckpoint(Checkpoint):
     auto_insert_metric_name: bool
     enable_version_counter: bool
     follows_logger = False
-    """Whether the user gave no :attr:`dirpath`, so that checkpoints go into the folder of the logger's run."""
+    """Whether checkpoints go into the folder of the logger's run, because the user gave no :attr:`dirpath`."""
 
     _warned_of_names = False
 
@@ -168,7 +168,7 @@ class NamedCheckpoint(Checkpoint):
             warn_if_misspelt(f"ModelCheckpoint(filename={self.filename!r})", name, known)
 
     def _warn_if_nothing_was_saved(self, trainer: Trainer, nothing: bool) -> None:
-        """Warn if a fit has saved nothing because it was shorter than the interval between two saves."""
+        """Warn if a fit has saved nothing because the fit was shorter than the interval between two saves."""
         numbers = {name: getattr(self, name) for name in ("every_n_train_steps", "every_n_epochs")}
         given = [f"{name}={value}" for name, value in numbers.items() if value > 1]
         kept = getattr(self, "best_model_path", "") or getattr(self, "save_top_k", 1) == 0

@@ -58,7 +58,7 @@ class Waiting:
 
     @property
     def share(self) -> float | None:
-        """The share of time, from 0 to 1; ``None`` after too few calls of :meth:`look`."""
+        """The share of time in which the loop waits, from 0 to 1; ``None`` after too few calls of :meth:`look`."""
         return sum(self._looks) / len(self._looks) if len(self._looks) >= _FEWEST else None
 
 

@@ -188,7 +188,6 @@ class ProgressThread(threading.Thread):
         _hold_forks_while_drawing()
 
     def run(self) -> None:
-        """Draw at intervals."""
         while self.error is None and not self._stopped.wait(self._tick_s):
             with DRAWING:
                 if self._stages:
@@ -293,6 +292,6 @@ class ProgressThread(threading.Thread):
 
 @functools.cache
 def _hold_forks_while_drawing() -> None:
-    """Let each fork wait until no bar is drawn: see [Note: fork while a bar is drawn]."""
+    """Make each fork wait until the thread has finished drawing: see [Note: fork while a bar is drawn]."""
     if hasattr(os, "register_at_fork"):  # Windows has no fork
         os.register_at_fork(before=DRAWING.acquire, after_in_parent=DRAWING.release, after_in_child=DRAWING.release)

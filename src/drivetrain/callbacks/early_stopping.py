@@ -66,7 +66,7 @@ class EarlyStopping(Callback):
         stopping_reason, stopping_reason_message: why the callback stopped the last fit.
 
     If the callback has stopped a run, and the run is resumed, the callback stops the run again and logs the reason. But
-    if ``patience``, ``min_delta`` or a threshold has changed, or if ``max_epochs`` was raised, the run trains further.
+    if ``patience``, ``min_delta`` or a threshold has changed, or if ``max_epochs`` was raised, the run continues.
 
     If the callback requests a stop before ``min_epochs`` or ``min_steps`` is reached, the fit continues until both are
     reached. The sanity check and ``fast_dev_run`` are never stopped.
@@ -117,7 +117,7 @@ class EarlyStopping(Callback):
         self.monitor = monitor
         self.min_delta = abs(min_delta)
         if mode == "min" and overrides(self, "_evaluate_stopping_criteria", EarlyStopping):
-            self.min_delta = -self.min_delta  # in both modes, an override subtracts min_delta from the value
+            self.min_delta = -self.min_delta  # an override subtracts min_delta even if lower values are better
         self.patience = patience
         self.verbose = verbose
         self.mode = mode
@@ -166,9 +166,7 @@ class EarlyStopping(Callback):
             self.stopped_epoch, self._resumed, self._told_step = 0, {}, False
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """If this callback had stopped the resumed run, stop the run again. If an argument has changed, let the run
-        continue.
-        """
+        """If this callback had stopped the resumed run, stop the run again, unless an argument has changed."""
         state, self._resumed = self._resumed, {}
         if not state:
             return
@@ -229,7 +227,7 @@ class EarlyStopping(Callback):
                 raise NotLoggedError(message)
             rank_zero_warn(message)
             return
-        if trainer.fast_dev_run:  # a sanity check or fast_dev_run
+        if trainer.fast_dev_run:
             return
         if not self._told_step and trainer.logbook.is_of_one_step(self.monitor):
             self._told_step = True

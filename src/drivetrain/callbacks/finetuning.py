@@ -40,9 +40,9 @@ class BaseFinetuning(Callback):
                     self.unfreeze_and_add_param_group(pl_module.backbone, optimizer)
 
     A checkpoint contains the names of the frozen parameters, and the names of the parameters in each group of an
-    optimizer. A resumed run restores the frozen parameters and the groups, also in the middle of an epoch. Schedulers
-    also step an added group. The added group's learning rate keeps a constant ratio to the learning rate of the
-    optimizer's first group.
+    optimizer. A resumed run restores the frozen parameters and the groups, even in the middle of an epoch. Schedulers
+    also change the learning rate of an added group. The added group's learning rate keeps a constant ratio to the
+    learning rate of the optimizer's first group.
     """
 
     needs_every_rank = True
@@ -159,7 +159,7 @@ class BaseFinetuning(Callback):
 
     @staticmethod
     def _apply_mapping_to_param_groups(param_groups: list[dict[str, Any]], mapping: Mapping[Any, Any]) -> list[Any]:
-        """Return copies of the groups in which ``mapping`` has replaced each entry of "params". ``mapping`` maps
+        """Return copies of the groups, with each entry of "params" replaced by ``mapping[entry]``. ``mapping`` maps
         parameters to names, or names to parameters.
         """
         return [{**group, "params": [mapping[each] for each in group["params"]]} for group in param_groups]
@@ -171,8 +171,8 @@ class BaseFinetuning(Callback):
         num_param_groups: int,
         current_param_groups: list[dict[str, Any]],
     ) -> None:
-        """Record the groups of optimizer ``opt_idx``, except the first ``num_param_groups``, with names in place of
-        parameters.
+        """Record the groups of optimizer ``opt_idx``, with names in place of parameters. If groups of this optimizer
+        are recorded already, skip its first ``num_param_groups`` groups.
         """
         names = {parameter: plain_name(name) for name, parameter in pl_module.named_parameters()}
         known = self._internal_optimizer_metadata.get(opt_idx)
@@ -381,7 +381,7 @@ def _restore(module: nn.Module, trainer: Any, state: Mapping[str, Any]) -> None:
 
 
 def _extend_schedulers(trainer: Any, optimizer: Optimizer, before: int) -> None:
-    """Make the schedulers of ``optimizer`` also step the groups that were added after the first ``before`` groups.
+    """Make the schedulers of ``optimizer`` also handle the groups after the first ``before`` groups.
 
     torch's schedulers keep lists with one entry per group, and raise an error if the lengths differ.
     """
@@ -391,7 +391,7 @@ def _extend_schedulers(trainer: Any, optimizer: Optimizer, before: int) -> None:
     schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
     for group in groups[before:]:
         ratio = float(group["lr"]) / float(groups[0]["lr"]) if groups[0]["lr"] else 1.0
-        for key, value in groups[0].items():  # copy the entries that the first group has from schedulers
+        for key, value in groups[0].items():  # copy the entries that schedulers added to the first group
             if key not in group and key != "name":
                 group[key] = value * ratio if key.endswith("lr") and is_number(value) else value
         for scheduler in schedulers:

@@ -74,7 +74,7 @@ class GoodputMonitor(Callback):
 
     @property
     def save_interval_s(self) -> float:
-        """The number of seconds after a save at which the next save should follow; ``inf`` on ranks above 0."""
+        """The recommended number of seconds between two saves; ``inf`` on ranks above 0."""
         report = None if self._ledger is None else self._ledger.report()
         return math.inf if report is None else report.save_interval_s
 

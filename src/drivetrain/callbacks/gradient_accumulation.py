@@ -14,7 +14,7 @@ class GradientAccumulationScheduler(Callback):
 
     Args:
         scheduling: a dictionary from an epoch, counted from 0, to the number of batches per optimizer step. Each number
-            holds from its epoch on. Before the first of these epochs, the number is 1.
+            applies until the next epoch in the dictionary. Before the first of these epochs, the number is 1.
 
     When the fit ends or fails, the callback sets the Trainer's value back to 1.
 

@@ -18,7 +18,7 @@ class LivePlot(Callback):
     """Shows ``trainer.plot(*names)`` in a notebook, and redraws the plot in place while a fit is running.
 
     Training waits about a quarter of a second for each drawing. The last plot stays when the fit ends or fails. Outside
-    of a notebook, the callback draws nothing and logs a warning, also in processes that a notebook has started.
+    of a notebook, and in a process that a notebook has started, the callback draws nothing and logs a warning.
 
     Args:
         names: the names of the values to draw, as in ``trainer.plot``; without names, all values are drawn.

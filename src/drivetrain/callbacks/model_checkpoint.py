@@ -174,7 +174,7 @@ class ModelCheckpoint(StoredCheckpoint):
             self.current_score = state_dict.get("current_score")
             self.last_model_path = "" if last in foreign else last
             newest = state_dict.get("newest_path", "")
-            self._newest_path = newest if self._is_own(newest) else ""  # the target of save_last="link"
+            self._newest_path = newest if self._is_own(newest) else ""  # the file to which last.ckpt links
             self._saved_at_step = state_dict.get("saved_at_step", -1)
             self._last_at_batch = state_dict.get("last_at_batch", -1)
         # each run of a logger has its own folder, so a different folder is expected
@@ -264,8 +264,8 @@ class ModelCheckpoint(StoredCheckpoint):
             self._check_names(trainer, metrics, self.filename, validated=self._validated)
             if self.save_top_k != 0:
                 self._score(trainer, metrics)
-        # With "link", a fit without a checkpoint writes last.ckpt. So does a fit that resumed from a checkpoint of this
-        # step: the earlier run may have been killed before it made the link.
+        # With "link", a fit without a checkpoint writes last.ckpt. A fit that resumed from a checkpoint of this step
+        # also writes last.ckpt, because the earlier run may have been killed before making the link.
         has_link = self._newest_path and self._saved_at_step != trainer.progress.global_step
         due = self.save_last is True or (self.save_last == "link" and not has_link)
         if due and self._may_save(trainer) and self._last_at_batch != trainer.progress.total_batches:
@@ -307,7 +307,6 @@ class ModelCheckpoint(StoredCheckpoint):
             self._save_once(trainer)
 
     def _save_once(self, trainer: Trainer) -> None:
-        """Save, unless this step was already saved."""
         if not self._should_skip_saving_checkpoint(trainer):
             with trainer.progress.storing():
                 self._save(trainer)
@@ -415,7 +414,7 @@ class ModelCheckpoint(StoredCheckpoint):
         """Save a checkpoint with this score. Return the files that the caller must remove."""
         newest_wins, dropped = self.monitor is None, self._worst()
         replaceable = [name for name in dropped if not self._resumed_from(trainer, name)]
-        before = dict(vars(self))  # the ranking changes before the save, because the file contains it
+        before = dict(vars(self))  # the file contains the new ranking, so the ranking changes before the save
         taken: list[str] = []
         while True:
             path = self._path_for(trainer, metrics, replaceable, self.filename, taken)
@@ -456,7 +455,7 @@ class ModelCheckpoint(StoredCheckpoint):
             taken.append(self.last_model_path)
             self.last_model_path = self._path_for(trainer, metrics, [before], self.CHECKPOINT_NAME_LAST, taken)
             if newest in self.best_k_models and self._written_at_step == trainer.progress.global_step:
-                # the file contains the old path of the last checkpoint, which another run has taken
+                # another run has taken the old path of last.ckpt, so write the new path into the newest checkpoint
                 self._write(trainer, newest, replaces=True)
 
     def _write_last(self, trainer: Trainer, newest: str, replaces: bool) -> bool:

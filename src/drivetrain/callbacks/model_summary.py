@@ -343,11 +343,11 @@ def _plain() -> Iterator[None]:
     """Return a context in which no submodule is compiled or fused, so that torch calls all forward hooks."""
     fused = torch.backends.mha.get_fastpath_enabled()
     with ExitStack() as stack:
-        # without this module nothing is compiled, and importing the module is slow
+        # if torch._dynamo is not imported, nothing is compiled; importing torch._dynamo is slow
         if DYNAMO in sys.modules:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(warnings.catch_warnings())
-            # a harmless warning about the hooks of torch's counter
+            # this warning about the hooks of torch's counter of operations is harmless
             warnings.filterwarnings("ignore", "Using `torch.compile")
         torch.backends.mha.set_fastpath_enabled(False)
         stack.callback(torch.backends.mha.set_fastpath_enabled, fused)

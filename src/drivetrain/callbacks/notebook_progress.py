@@ -23,8 +23,8 @@ _FONT = "font-family:var(--jp-code-font-family,monospace);font-size:13px;line-he
 class NotebookProgressBar(PlainProgressBar):
     """Shows a bar for the epoch, and a second bar for a running evaluation, in one output of a notebook's cell.
 
-    The bar needs no ipywidgets. The output has the notebook's colours. A script, or a process that a notebook has
-    started, cannot show such an output. The callback prints lines of text there.
+    The bar needs no ipywidgets. The output has the notebook's colours. In a script, or in a process that a notebook has
+    started, the callback prints lines of text instead.
 
     Args:
         refresh_rate: the minimum number of batches between two updates; 0 turns the bar off.

@@ -21,15 +21,15 @@ class OnExceptionCheckpoint(Checkpoint):
 
     The callback replaces an earlier run's checkpoint only when the new checkpoint is complete. In the next run,
     ``ckpt_path="last"`` finds the checkpoint. Before training begins, the callback saves nothing and logs a line. With
-    several processes, each process writes its own part and does not wait for other processes, which may be dead (see
-    docs/checkpoints.md).
+    several processes, each process writes its own part of the checkpoint without waiting for other processes, which may
+    be dead (see docs/checkpoints.md).
 
     Args:
         dirpath: the folder.
         filename: the file's name without extension.
 
     Raises:
-        ConfigurationError: the name is empty, or no file can have this folder or name.
+        ConfigurationError: the name is empty, or the folder or the name is impossible.
     """
 
     FILE_EXTENSION = ".ckpt"

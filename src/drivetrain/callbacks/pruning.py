@@ -33,9 +33,9 @@ class ModelPruning(KeepsWeights):
     """Uses ``torch.nn.utils.prune`` to set a part of the weights to zero at the end of each epoch.
 
     During training, a pruned ``weight`` is computed from the parameter ``weight_orig`` and the buffer ``weight_mask``.
-    With ``make_pruning_permanent``, the module has plain weights again after training, and a checkpoint's "state_dict"
-    fits a module that was never pruned. For a resumed run, the checkpoint's entry "pruning" contains the original
-    weights and the masks.
+    With ``make_pruning_permanent``, the module has its ordinary parameter ``weight`` again after training. With this
+    option, the "state_dict" of each checkpoint fits a module that was never pruned. For a resumed run, the checkpoint's
+    entry "pruning" contains the original weights and the masks.
 
     Args:
         pruning_fn: a function of ``torch.nn.utils.prune`` by name, such as "l1_unstructured", or a class of your own
@@ -48,7 +48,7 @@ class ModelPruning(KeepsWeights):
         amount: how many values to prune at a time: a fraction of the remaining values, a number of values, or a
             function that gets the epoch and returns a fraction or a number.
         apply_pruning: whether to prune, or a function that gets the epoch and returns whether to prune.
-        make_pruning_permanent: replace the masks by plain weights with zeros at the end of training.
+        make_pruning_permanent: at the end of training, write the zeros into the weights, and remove the masks.
         use_lottery_ticket_hypothesis: whether to reset the remaining values to their values before training, after each
             pruning; or a function that gets the epoch and returns whether to reset.
         resample_parameters: with ``use_lottery_ticket_hypothesis``, reset to newly drawn values instead.
@@ -216,20 +216,20 @@ class ModelPruning(KeepsWeights):
             rank_zero_info(f"ModelPruning with {self.pruning_fn.__name__}, amount={amount}, of {what}. Pruned: {parts}")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """With ``make_pruning_permanent``, replace the masks by plain weights."""
+        """With ``make_pruning_permanent``, write the zeros into the weights, and remove the masks."""
         if self._permanent:
             self.make_pruning_permanent(pl_module)
 
     def make_pruning_permanent(self, module: nn.Module) -> None:
-        """Replace the pruned parameters of ``module`` by plain parameters with the same values."""
+        """Write zeros into the pruned weights of ``module``, and remove the masks."""
         for each in module.modules():
             _make_plain(each)
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------
 
     def save_weights(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Put plain weights into the checkpoint's "state_dict", and the pruned parameters and masks into its entry
-        "pruning".
+        """Put the original weights and the masks into the checkpoint's entry "pruning". With
+        ``make_pruning_permanent``, put the pruned weights into the checkpoint's "state_dict".
         """
         weights = checkpoint["state_dict"]
         pruned = [name.removesuffix("_mask") for name in weights if name.endswith("_mask")]
@@ -237,7 +237,7 @@ class ModelPruning(KeepsWeights):
         if not pruned and not self._lottery:
             return
         parts = {name: {part: weights[f"{name}_{part}"] for part in ("orig", "mask")} for name in pruned}
-        # each tensor "used" comes from the last forward pass, perhaps before an optimizer step
+        # "used" is the pruned weight of the last forward pass; an optimizer step may have followed
         for name, each in parts.items():
             each["used"] = getattr(*_place_of(pl_module, name)).detach()
         checkpoint[_KEY] = {"parts": parts, "initial": list(self._initial)}
@@ -254,7 +254,9 @@ class ModelPruning(KeepsWeights):
     def load_weights(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any], fitting: bool
     ) -> None:
-        """In a fit, prune the parameters as in the checkpoint. In an evaluation, use plain weights."""
+        """In a fit, restore the original weights and the masks. In an evaluation, load the pruned weights without
+        masks.
+        """
         if _KEY not in checkpoint:
             return
         saved = entry(checkpoint, _KEY, Mapping)

@@ -24,8 +24,8 @@ class ReplayCheck(Callback):
     """Computes every n-th optimizer step a second time from the same state, and compares the results bit by bit.
 
     The losses, the gradients and the random states are compared before the optimizer's step. If a result differs, a
-    message names it, the first operation with a different result, and the operation's line in the program. Training
-    continues with the results of the first computation. See docs/replay.md for the state that is restored.
+    message names the result, the first operation with a different result, and the operation's line in the program.
+    Training continues with the results of the first computation. See docs/replay.md for the state that is restored.
 
     Args:
         every_n_steps: replay every n-th optimizer step; ``Trainer(replay_every=n)`` does the same.
@@ -49,7 +49,7 @@ class ReplayCheck(Callback):
 
     @property
     def state_key(self) -> str:
-        """The key of the callback's state, with the options, so that ranks with different options are noticed."""
+        """The key of the callback's state. Ranks with different options have different keys."""
         return self._generate_state_key(every_n_steps=self.every_n_steps, on_mismatch=self.on_mismatch)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -109,7 +109,9 @@ class ReplayCheck(Callback):
         rank_zero_warn(message)
 
     def _first_operation(self, trainer: Trainer, window: ReplayedWindow) -> tuple[int | None, str]:
-        """Return the rank on which the earliest operation differs, and a sentence that names the operation."""
+        """Find the earliest operation that differs on any rank. Return the rank, and a sentence that names the
+        operation.
+        """
         world = trainer.strategy.world
         old = window.operations()
         for _ in range(_TRIES):

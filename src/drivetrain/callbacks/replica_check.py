@@ -68,7 +68,7 @@ class ReplicaCheck(Callback):
         check_count("ReplicaCheck", "every_n_steps", every_n_steps, lowest=1)
         check_choice("ReplicaCheck", "on_mismatch", on_mismatch, ["stop", "heal"])
         self.every_n_steps, self.on_mismatch, self.ignore = every_n_steps, on_mismatch, tuple(ignore)
-        self._resumed_at_step = -1  # the step of the difference that last made the fit resume
+        self._resumed_at_step = -1  # the step at which a difference last made the fit resume
         self._begin()
 
     def _begin(self) -> None:
@@ -82,7 +82,7 @@ class ReplicaCheck(Callback):
 
     @property
     def state_key(self) -> str:
-        """The key of the callback's state, with the options, so that ranks with different options are noticed."""
+        """The key of the callback's state. Ranks with different options have different keys."""
         options = {"every_n_steps": self.every_n_steps, "on_mismatch": self.on_mismatch, "ignore": self.ignore}
         return self._generate_state_key(**options)
 
@@ -284,7 +284,7 @@ class _Prints:
 
 @dataclass(frozen=True)
 class _Difference:
-    """A tensor that differs between ranks. ``values`` has each rank's fingerprint, or ``None`` if the rank lacks it."""
+    """A tensor that differs between ranks. ``values`` has each rank's fingerprint, or ``None`` without the tensor."""
 
     name: str
     ranks: Ranks
@@ -305,7 +305,7 @@ class _Difference:
 
     @property
     def curable(self) -> bool:
-        """Whether there is a majority, and each rank has the tensor."""
+        """Whether a majority has equal values, and every rank has the tensor."""
         return bool(self.right) and None not in self.values.values()
 
     @property
@@ -315,7 +315,7 @@ class _Difference:
 
     @torch.no_grad()
     def heal(self, world: Any, prints: Mapping[Ranks, _Prints]) -> None:
-        """Copy the tensor from a rank in :attr:`right` to all ranks in :attr:`wrong`. Every rank must call this."""
+        """Copy the tensor from a rank in :attr:`right` to all ranks in :attr:`wrong`. All ranks call this method."""
         mine = prints[self.ranks].tensors[self.name] if world.rank in self.ranks else None
         source = self.right[0]
         value = world.broadcast(None if mine is None or world.rank != source else local_shard(mine).cpu(), source)
@@ -324,7 +324,7 @@ class _Difference:
 
 
 def _why_not_healed(wrong: Sequence[_Difference], tried: bool) -> str:
-    """Return a sentence that says why the replicas were not healed. ``tried``: whether they were healed just before."""
+    """Return a sentence that says why the replicas were not healed. ``tried``: whether they have just been healed."""
     if tried:
         return " The values of most replicas were copied to the others, which then differed again."
     if all(each.right for each in wrong):

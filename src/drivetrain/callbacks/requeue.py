@@ -26,16 +26,16 @@ class Requeue(Callback):
     The Trainer adds the callback if the cluster environment requeues jobs: ``SLURMEnvironment(auto_requeue=True)``. The
     signal's handler only records the signal. All ranks then agree on a training or validation batch (see
     :mod:`drivetrain.loops.stop`). After this batch, ``hpc_ckpt_<n>.ckpt`` is written to ``default_root_dir``, and rank
-    0 requeues the job. The restarted job resumes the interrupted fit from its own file with the highest number. A
+    0 requeues the job. The restarted job resumes the interrupted fit from that fit's file with the highest number. A
     signal during the set-up takes effect at the first training batch.
 
     Args:
         environment: the cluster environment, which requeues the job.
     """
 
-    position = "last"  # run last, so that the checkpoint is complete
+    position = "last"  # run after the other callbacks, so that the checkpoint is complete
 
-    _fits = 0  # the number of fits that this process has begun; a file contains the number of its fit
+    _fits = 0  # the number of fits that this process has begun; each checkpoint contains the number of its fit
 
     def __init__(self, environment: ClusterEnvironment) -> None:
         super().__init__()

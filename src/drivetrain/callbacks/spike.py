@@ -32,7 +32,7 @@ class TrainingSpikeException(DrivetrainError, RuntimeError):
 
 
 class LossWatch:
-    """Compares each loss with the previous losses, and records the batches to leave out after a spike.
+    """Compares each loss with the previous losses, and after a spike records the batches that later runs leave out.
 
     Args:
         arguments: the arguments of :class:`SpikeDetection`.
@@ -135,7 +135,7 @@ class LossWatch:
 
 
 class SpikeDetection(LossWatch, Callback):
-    """Stops training when the loss of any rank has a spike, and records the batches to leave out of a later run.
+    """Stops training when the loss of any rank has a spike, and records the batches that a later run should leave out.
 
     A loss is a spike if it is worse than the previous loss, and differs from the mean of the last ``window`` losses by
     at least ``atol`` and by at least ``rtol`` times the mean. This batch or the previous batch may have caused the

@@ -34,8 +34,8 @@ class StochasticWeightAveraging(WeightAveraging):
     has batch norm layers, another pass over the training data computes the statistics of these layers for the averaged
     weights. In this pass, the callback calls ``training_step`` without gradients and discards the logged values.
 
-    Validation runs with the trained weights, not with the average. Checkpoints have the same entries as with
-    :class:`WeightAveraging`. A resumed run computes the statistics of batch norm at its end, too.
+    Validation runs with the trained weights, not with the average. Checkpoints have the entries that
+    :class:`WeightAveraging` writes. A resumed run also computes the statistics of batch norm at the end.
 
     Args:
         swa_lrs: the constant learning rate, or a list with a rate for each parameter group.

@@ -20,11 +20,11 @@ _TOTALS = ("batches", "samples", "lengths")
 class ThroughputMonitor(Callback):
     """Logs how fast a run is, under ``train/``, ``validate/``, ``test/`` and ``predict/``.
 
-    In training, the callback logs whenever the Trainer writes to the loggers. An evaluation logs at its end. The
-    callback waits for the device only before it logs. The time of a validation does not count as training. The logged
-    names are the names of :class:`Throughput` after the stage, as in ``train/device/samples_per_sec``. If the module
-    has ``flops_per_batch``, the number of operations of one batch on one device, the callback also logs
-    ``train/device/flops_per_sec`` and ``train/device/mfu``. A resumed run continues the totals in its checkpoint.
+    In training, the callback logs whenever the Trainer writes to the loggers. In an evaluation, the callback logs at
+    the end. The callback waits for the device only before it logs. The time of a validation does not count as training.
+    A logged name consists of the stage and a name of :class:`Throughput`, as in ``train/device/samples_per_sec``. If
+    the module has ``flops_per_batch``, the number of operations of one batch on one device, the callback also logs
+    ``train/device/flops_per_sec`` and ``train/device/mfu``. A resumed run adds to the totals in the checkpoint.
 
     Args:
         batch_size_fn: a function that returns the number of samples in a batch.

@@ -84,7 +84,7 @@ class Timer(Callback):
         return None if self.duration_s is None else self.duration_s - self.time_elapsed(stage)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage == "fit":  # a checkpoint may add its time afterwards
+        if stage == "fit":  # load_state_dict() is called later, and sets the time from a checkpoint
             self._asked = False
             self._starts.clear()
             self._ends.clear()

@@ -91,7 +91,6 @@ class _Reporter(threading.Thread):
         self._completed = self._failed = False
 
     def run(self) -> None:
-        """Post at intervals."""
         self._report()
         while not self.stopped.wait(self._each_s):
             self._report()
@@ -117,7 +116,9 @@ class _Reporter(threading.Thread):
                     )
 
     def _status(self) -> dict[str, Any]:
-        """Return the status in the form of TrainJob's ``status.trainerStatus``, without unknown entries."""
+        """Return the status in the form of TrainJob's ``status.trainerStatus``. An entry with an unknown value is left
+        out.
+        """
         progress, metrics = self._trainer.progress, {**self._trainer.logbook.bar_metrics}
         if not metrics:
             progress.want_loss()

@@ -207,8 +207,8 @@ class WeightAveraging(KeepsWeights):
     def _exchange(self) -> None:
         """Swap the values of the module with the values in ``_pairs``.
 
-        The swap writes through ``.data`` to keep the parameters' version counters, which autograd reads. The checkpoint
-        after an exception reads these counters, too.
+        The swap writes through ``.data``, so the parameters' version counters do not change. Autograd and the
+        checkpoint after an exception read these counters.
         """
         self._find_shards()
         for kept, own in self._pairs:

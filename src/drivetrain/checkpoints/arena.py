@@ -22,7 +22,7 @@ from drivetrain.checkpoints.writer_process import ALIGNMENT, CONTROL
 
 # values of these types need no function call: random states have thousands of numbers
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
-# a factor for the memory that a copy needs beside the tensors, for the pickled structure and the allocator
+# a copy needs this many times the memory of the tensors, because of the pickled structure and the allocator
 _MARGIN = 1.05
 
 
@@ -99,7 +99,7 @@ class Arena:
 
     def fill(self) -> None:
         """Copy the values of the tensors that were passed to :meth:`hold`. Meanwhile, other threads can run Python.
-        When this call returns, devices may still be copying, but each device copies before later operations.
+        When this call returns, devices may still be copying. Each device finishes the copies before later operations.
         :meth:`wait` waits for the devices.
         """
         unfilled, self._unfilled = self._unfilled, []
@@ -181,7 +181,7 @@ def _pin(device: torch.device, address: int, size: int) -> Callable[[], object] 
         return None
     if (calls := runtime()).cudaHostRegister(address, size, 0) != calls.cudaError.success:
         with contextlib.suppress(RuntimeError):
-            torch.ones((), device=device)  # torch raises the error at this kernel, and not in training
+            torch.ones((), device=device)  # torch raises the pending error here, and not in training
         return None
     return lambda: calls.cudaHostUnregister(address)
 
@@ -254,7 +254,7 @@ def _is_dense(value: Any) -> bool:
 def _map_tensors(
     function: Callable[[Tensor], Any], value: Any, other: Callable[[Any], Any], is_tensor: Callable[[Any], bool]
 ) -> Any:
-    """Apply ``function`` to the leaves of ``value`` that ``is_tensor`` accepts, and ``other`` to all other leaves."""
+    """Apply ``function`` to each leaf of ``value`` that ``is_tensor`` accepts, and ``other`` to each remaining leaf."""
     kind = type(value)
     if kind is dict or kind is OrderedDict:
         rebuilt = kind(

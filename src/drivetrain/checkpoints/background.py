@@ -46,9 +46,10 @@ class AsyncCheckpointIO(CheckpointIO):
     :meth:`save_checkpoint` copies the checkpoint's tensors to host memory, or queues the copies on a GPU, and returns.
     If the host has too little memory, the method waits until the checkpoint is written, and logs a line. A separate
     process writes local files. The process starts when a fit starts or an Engine sets up a model, and uses only the
-    processor time that training leaves. A thread writes files at addresses, and all files of a store of another class.
-    A ModelCheckpoint compares and removes files after the files are written. The end of a run waits for all writes. If
-    a write fails, the next save or the end of the run raises the error.
+    processor time that training leaves. A thread writes files at addresses, and all files if ``checkpoint_io`` is of
+    another class than :class:`TorchCheckpointIO`. A ModelCheckpoint compares and removes files after the files are
+    written. The end of a run waits for all writes. If a write fails, the next save or the end of the run raises the
+    error.
 
     Args:
         checkpoint_io: the store that reads and writes; ``None``: :class:`TorchCheckpointIO`.
@@ -222,8 +223,8 @@ class AsyncCheckpointIO(CheckpointIO):
         return future
 
     def written(self, path: str | Path) -> Future[Any]:
-        """Return the write of ``path`` as a future, and forget the write. If the write fails, the caller must raise the
-        error.
+        """Return the future of the write of ``path``, and stop tracking the write. If the write fails, the caller must
+        raise the error.
         """
         if (write := self._writes.pop(str(path), None)) is None:  # a strategy wrote the file without this store
             write = Future()
@@ -365,7 +366,7 @@ def _finish(writes: Iterable[Future[Any]]) -> None:
 
 
 def _has_written(path: Path, records: Iterable[tuple[str, Any]]) -> bool:
-    """Return whether the writing process has completed the file before it failed. Random states make the pickled
+    """Return whether the file is complete, although the writing process has failed. Random states make the pickled
     structure unique, so a file with the structure in ``records`` is not another run's file.
     """
     with contextlib.suppress(OSError, KeyError, zipfile.BadZipFile), zipfile.ZipFile(path) as found:

@@ -290,8 +290,8 @@ def _behind_background(store: CheckpointIO) -> CheckpointIO:
 
 
 def reads_files(store: CheckpointIO) -> bool:
-    """Return whether ``store`` loads checkpoints in the format of :class:`TorchCheckpointIO`, so that :func:`entries`
-    can read them, too.
+    """Return whether ``store`` loads checkpoints in the format of :class:`TorchCheckpointIO`. :func:`entries` can read
+    only these checkpoints.
     """
     store = _behind_background(store)
     return isinstance(store, TorchCheckpointIO) and not overrides(store, "load_checkpoint", TorchCheckpointIO)

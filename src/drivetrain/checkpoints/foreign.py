@@ -9,7 +9,7 @@ Every other name becomes a :class:`Placeholder`, which accepts all operations an
   need operations. ``torch.load`` also refuses every name in the modules ``os`` and ``sys``.
 - ``pickle.Unpickler`` with another ``find_class`` would let a file set attributes of torch's classes and functions.
 
-``torch.load`` opens the container and creates the tensors. The interpreter is its argument ``pickle_module``.
+``torch.load`` opens the container, creates the tensors, and gets the interpreter as the argument ``pickle_module``.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ def _warn_of_placeholders(source: str, checkpoint: dict[Any, Any]) -> None:
 
 # based on pickle's class in Python, because the class in C has no table of instructions
 class _Unpickler(pickle._Unpickler):
-    """The interpreter of pickles, from which ``torch.load`` derives a class that it gives a ``persistent_load``."""
+    """The interpreter of pickles; ``torch.load`` defines ``persistent_load`` in a subclass of this class."""
 
     known: ClassVar[dict[str, Any]]
     """The object for each name in the file. All pickles of one file share this dictionary."""
@@ -372,7 +372,7 @@ def _placeholder_class(value: Any) -> type[Placeholder] | None:
 
 def _is_old_sparse(kind: Any) -> bool:
     """Return whether ``kind`` is one of torch's oldest classes of sparse tensors. Only torch's own unpickler checks
-    that their indices are in range.
+    that the indices of these tensors are in range.
     """
     return isinstance(kind, type) and kind.__module__.startswith("torch.") and "sparse" in kind.__module__
 

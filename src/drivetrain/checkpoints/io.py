@@ -26,7 +26,7 @@ with on_first_use:
 
 
 class FileAnswers:
-    """Methods of a store that find, copy and wait for checkpoints, for local files and addresses of fsspec.
+    """The methods with which a store finds, copies and awaits checkpoints in local files or at addresses of fsspec.
 
     A store that keeps checkpoints elsewhere overrides some of these methods.
     """
@@ -136,7 +136,7 @@ class FileAnswers:
     # ---- durability ----------------------------------------------------------------------------------------------
 
     def is_durable(self, path: str | Path) -> bool:
-        """Return False while ``path`` is being written, and after a failure until the error is raised."""
+        """Return False while ``path`` is being written. After a failure, return False until the error is raised."""
         return True
 
     def wait(self, path: str | Path | None = None) -> None:

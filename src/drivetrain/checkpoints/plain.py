@@ -3,8 +3,8 @@
 A value that ``torch.load`` refuses, such as a path, an enum or a numpy array, becomes a dictionary with two entries,
 ``{"__drivetrain__": kind, "value": data}``. Decoding imports no module and calls no function from the file.
 
-``torch.load`` can read all encoded values. The encoder tests only tensors of subclasses and tensors with attributes,
-once for each class and set of attributes.
+``torch.load`` can read all encoded values. To be sure, the encoder writes and reads the first tensor of each subclass
+and of each set of attributes.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def encode(
     Args:
         value: any value.
         where: the path of ``value`` in the checkpoint, for messages; "" if paths begin with the keys of ``value``.
-        describe: replace each value that cannot be stored by a description instead of raising an error. One warning
+        describe: if a value cannot be stored, store a description of the value instead of raising an error. One warning
             names these values.
         noted: a list to which the paths of the described values are added, instead of the warning.
         references: whether classes and functions may be stored by name.
@@ -195,7 +195,7 @@ class _Walk:
 
 
 def _is_row_of_numbers(sequence: Iterable[Any]) -> bool:
-    """Return whether ``sequence`` consists of 64-bit integers, such as a random state. These integers need no calls."""
+    """Return whether ``sequence`` consists of 64-bit integers, such as a random state."""
     return {*map(type, sequence)} == {int} and min(sequence) >= -(2**63) and max(sequence) < 2**63
 
 

@@ -43,8 +43,8 @@ def find(name: str) -> Any:
 
 
 def find_open(name: str) -> Any:
-    """Return the result of :func:`find`, but ``None`` for an object that a file must not name, because a library may
-    call the object.
+    """Return the result of :func:`find`, or ``None`` if the object is dangerous. A library may call an object that a
+    checkpoint names.
     """
     found = find(name)
     return found if found is not None and _is_open(name, found) else None

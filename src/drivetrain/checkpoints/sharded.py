@@ -64,8 +64,8 @@ tensor's complete shape, and the part's position.
 """
 
 Write = Callable[[Path | str, Sequence[tuple[str, Any]]], Mapping[str, Any]]
-"""A function that writes a file durably, from named records (bytes or tensors). It returns the file's ``size`` and
-``crc32``, and in ``records`` the offset and the checksum of each record.
+"""A function that writes a file durably, from named records (bytes or tensors). The function returns the file's
+``size`` and ``crc32``, and in ``records`` the offset and the checksum of each record.
 """
 
 
@@ -128,12 +128,13 @@ def _measures(receipt: Mapping[str, Any]) -> dict[str, int]:
 
 
 def entries_of(tensors: Mapping[str, Tensor]) -> dict[str, Stored]:
-    """Return entries for ``tensors`` in the manifest, without parts."""
+    """Return the manifest's entries for ``tensors``, still without parts."""
     return {name: Stored(str(each.dtype).removeprefix("torch."), tuple(each.shape)) for name, each in tensors.items()}
 
 
 def list_apart(folder: Folder, name: str, written: Written, processes: int, write: Write = write_records) -> Written:
-    """If there are very many parts in all ``processes``, write the list of this process's parts into the file ``name``.
+    """If all ``processes`` together have very many parts, write the list of this process's parts into the file
+    ``name``.
 
     Returns:
         ``written``, or a copy of ``written`` with the file instead of the parts.
@@ -187,8 +188,8 @@ def commit(folder: Folder, save: str, tree: Any, everyones: Iterable[Written], w
 
 
 def discard(folder: Folder, save: str) -> None:
-    """Remove the files of a failed save, and then the folder, if it is empty. If the manifest names the files, they
-    stay.
+    """Remove the files of a failed save, and then the folder, if it is empty. If the manifest names the files, the
+    files stay.
     """
     with contextlib.suppress(OSError, CheckpointError):
         if is_checkpoint(folder) and str(_manifest(folder).get("state")).startswith(f"{save}."):
@@ -343,7 +344,7 @@ def _reading(file: Path | str, missing: str = "") -> Iterator[None]:
 
 
 def _check(file: Path | str, record: Mapping[str, int], size: int, checksum: int) -> None:
-    """Compare a file with its entry in the manifest."""
+    """Raise an error if a file's size or checksum differs from the file's entry in the manifest."""
     if (record.get("size"), record.get("crc32")) != (size, checksum):
         raise CheckpointError(f"{file} is damaged: its size or checksum is wrong. Use another checkpoint.")
 

@@ -78,8 +78,8 @@ _TIMES = "mM"
 
 
 def encode_numpy(value: Any) -> tuple[str, list[Any]] | None:
-    """Return the stored name of the type and the data of a numpy array or number; ``None`` for an array of objects and
-    for any other value.
+    """For a numpy array or number, return the stored name of the type, and the data; ``None`` for an array of objects
+    and for any other value.
     """
     numpy = sys.modules.get("numpy")
     if numpy is None or not isinstance(value, (numpy.generic, numpy.ndarray)) or not _is_storable(value.dtype):

@@ -29,7 +29,7 @@ class WriterEndedError(Exception):
 
 
 class Writer:
-    """The process that writes checkpoints from memory that it shares with this process.
+    """The process that writes checkpoints from memory that the two processes share.
 
     Args:
         arena: the memory.
@@ -72,8 +72,8 @@ class Writer:
         Args:
             path: the file, in an existing folder.
             records: names and contents. A content is bytes or a tensor's storage. A storage in the arena is not copied.
-            zipped: whether to write a zip container for torch. If False, the contents are written without names, and
-                only then ``records`` is filled.
+            zipped: whether to write a zip container for torch. If False, the contents are written without names. The
+                ``records`` in the result are empty for a zip container.
             new: whether to raise an error instead of replacing a file.
 
         Raises:

@@ -2,8 +2,8 @@
 
 The program does not import torch, so it starts fast. The standard input is a connection to the parent process. The
 parent process sends orders, each for one file, and the process answers each order. The file's bytes are in memory that
-the parent process shares, or follow the order. When the parent process ends, the process removes an incomplete file and
-ends.
+the parent process shares, or arrive after the order. When the parent process ends, the process removes an incomplete
+file and ends.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main(memory: int, orders: int = 0) -> None:
         orders: the descriptor of the connection.
     """
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(each, signal.SIG_IGN)  # only the training must handle the signal, and may still save
+        signal.signal(each, signal.SIG_IGN)  # only the parent process handles the signal, and may still save
     os.nice(_LOWEST_PRIORITY)  # training has precedence
     parent = Connection(orders)
     served = _Served(memory, parent)
@@ -118,7 +118,7 @@ class _Served:
 
     def answer(self, order: Mapping[str, Any], content: bytes) -> dict[str, Any]:
         """Write the file of ``order``. Return the size and the checksum of the file, and the offsets and checksums of
-        its records. After a failure, return the reason.
+        the file's records. After a failure, return the reason.
         """
         if order["memory"] != len(self._map):
             self._map = mmap.mmap(self._memory, order["memory"], prot=mmap.PROT_READ)

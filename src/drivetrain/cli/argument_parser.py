@@ -58,7 +58,7 @@ _working_directory: ContextVar[str] = ContextVar("_working_directory", default="
 
 
 def _loaded(text: str) -> Any:
-    """Read YAML. While a command line is parsed, import each class in the YAML that is written as ``file.py:Class``."""
+    """Read YAML. While a command line is parsed, also import each class that the YAML names as ``file.py:Class``."""
     value, folder = get_loader("yaml")(text), _working_directory.get()
     return class_files.import_paths(value, folder) if folder else value
 
@@ -72,8 +72,8 @@ class LightningArgumentParser(ArgumentParser):
     An option cannot be abbreviated. If an option does not exist, the error suggests a similar option.
 
     Args:
-        args, kwargs: arguments of ``jsonargparse.ArgumentParser``. With ``default_env=True`` options may also come from
-            the environment: ``PL_FIT__TRAINER__MAX_EPOCHS`` is ``fit --trainer.max_epochs``.
+        args, kwargs: arguments of ``jsonargparse.ArgumentParser``. With ``default_env=True``, environment variables can
+            also set options: ``PL_FIT__TRAINER__MAX_EPOCHS`` sets ``fit --trainer.max_epochs``.
 
     Attributes:
         callback_keys: the ``nested_key`` of each callback that the program has added.
@@ -204,7 +204,7 @@ class LightningArgumentParser(ArgumentParser):
         token = _working_directory.set(_working_directory.get() or os.getcwd())  # jsonargparse changes os.getcwd()
         try:
             return super().parse_args(list(map(class_files.import_path, words)), *rest, **kwargs)
-        except ConfigurationError as error:  # a named file.py:Class does not exist
+        except ConfigurationError as error:  # for a ``file.py:Class``, the file or the class does not exist
             self.error(str(error), error)
         finally:
             self.files.update(class_files.imported)
@@ -257,7 +257,7 @@ def listed(value: Any) -> list[Any]:
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a configuration can contain ``value``, which is true for plain data and
+    """Whether a configuration can contain ``value``. This is true for plain data, and for results of
     ``jsonargparse.lazy_instance``.
     """
     if isinstance(value, Mapping):

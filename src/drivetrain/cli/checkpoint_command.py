@@ -49,7 +49,9 @@ def _json(value: Any) -> str:
 
 
 def _escaped(line: str) -> str:
-    """Return ``line`` with control characters and lone surrogates escaped, because names in a file may contain them."""
+    """Return ``line`` with control characters and lone surrogates escaped, because names in a file can contain such
+    characters.
+    """
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in line)
 
 

@@ -49,12 +49,13 @@ def convert(
         out: a new file in an existing folder. For "dcp" and "huggingface", a new folder. ``out`` appears only when
             everything is written.
         to: one of :data:`TARGETS`.
-        strip_prefix, add_prefix: a prefix to remove from the names of the weights, and a prefix to add. Only allowed if
-            the source or ``to`` is a format for weights alone.
+        strip_prefix, add_prefix: a prefix to remove from the names of the weights, and a prefix to add. Allowed only if
+            the format of the source or the format ``to`` stores only weights.
         largest: with "huggingface", the maximum bytes of a file.
 
     Returns:
-        A dictionary with ``kind`` (of the source), ``lost`` (entries that the format cannot hold) and ``notes``.
+        A dictionary with ``kind`` (the kind of the source), ``lost`` (the entries that the format cannot store) and
+        ``notes``.
 
     Raises:
         CheckpointError: the source is damaged, or the format cannot store a value.
@@ -116,8 +117,8 @@ def convert(
 
 
 def consolidate(path: str, out: str) -> dict[str, Any]:
-    """Write the sharded checkpoint at ``path`` as one drivetrain file. One tensor at a time is in memory, with one of
-    its shards.
+    """Write the sharded checkpoint at ``path`` as one drivetrain file. Only one tensor at a time is in memory, together
+    with one shard of this tensor.
 
     Raises:
         CheckpointError, ConfigurationError: as in :func:`convert`, or ``path`` is a file.
@@ -206,8 +207,9 @@ def _ours(found: Opened, lost: list[str]) -> dict[str, Any]:
     lost += noted
     if "drivetrain" in (plain.get("loops") or {}):
         plain["loops"] = {"drivetrain": plain["loops"]["drivetrain"]}
-    # With an entry "drivetrain_version", a Trainer that resumes expects random states, which no other program saves.
-    # Only a checkpoint without "loops", from which no Trainer can resume, gets this entry.
+    # If a checkpoint has the entry "drivetrain_version", a Trainer that resumes expects random states, which no other
+    # program saves. The entry is therefore added only if "loops" is missing. No Trainer can resume from such a
+    # checkpoint.
     return plain if "loops" in tree else {**plain, **_versions()}
 
 
@@ -230,8 +232,8 @@ _NOTHING = object()
 
 
 def _unmarked(value: Any, path: str, lost: list[str]) -> Any:
-    """Remove the entries in drivetrain's own encoding from ``value``, because Lightning cannot read them. Add their
-    paths to ``lost``.
+    """Return ``value`` without the entries in drivetrain's own encoding, which Lightning cannot read. Add the paths of
+    these entries to ``lost``.
     """
     if isinstance(value, Mapping):
         if MARKER in value:

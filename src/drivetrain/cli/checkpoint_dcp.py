@@ -85,7 +85,7 @@ class _View(io.RawIOBase):
 
 
 def _load(file: Path, at: int, length: int, name: str) -> Any:
-    """Check the checksums of the item ``name``, and return its object.
+    """Check the checksums of the item ``name``, and return the object in the item.
 
     Raises:
         CheckpointError: the item is missing or damaged.
@@ -168,7 +168,9 @@ def _values(path: Path, metadata: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _set(tree: dict[str, Any], path: tuple[Any, ...], value: Any) -> None:
-    """Store ``value`` at ``path`` in nested dictionaries. A list's index in ``path`` becomes a key of a dictionary."""
+    """Store ``value`` at ``path`` in nested dictionaries. A list is stored as a dictionary whose keys are the list's
+    indices.
+    """
     for key in path[:-1]:
         tree = tree.setdefault(key, {})
     tree[path[-1]] = value

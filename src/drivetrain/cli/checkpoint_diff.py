@@ -32,7 +32,7 @@ def holds(kind: str, key: str) -> bool:
 
 
 def diff(path: str, other: str, weights: bool = False) -> dict[str, Any]:
-    """Compare two checkpoints, one tensor at a time. With ``weights``, compare only their weights.
+    """Compare two checkpoints, one tensor at a time. With ``weights``, compare only the weights.
 
     If the kind of one checkpoint cannot contain an entry, the entry is not compared.
 
@@ -76,8 +76,8 @@ def diff(path: str, other: str, weights: bool = False) -> dict[str, Any]:
 
 
 def _leaves(found: Opened, keys: Iterable[str], common: bool) -> Iterable[tuple[str, Any]]:
-    """Yield the leaves of the entries ``keys``. With ``common``, the only leaf of "loops" is the position in the
-    training, because every kind of checkpoint contains it.
+    """Yield the leaves of the entries ``keys``. With ``common``, leave out the leaves of "loops" except the position in
+    the training, which every kind of checkpoint contains.
     """
     for key in sorted(keys):
         if key in found.tree:
@@ -88,7 +88,9 @@ def _leaves(found: Opened, keys: Iterable[str], common: bool) -> Iterable[tuple[
 
 
 def _highest(names: Iterable[str], others: Iterable[str]) -> list[str]:
-    """Return the paths in ``names`` that are missing in ``others``. If a container is missing, return only its path."""
+    """Return the paths in ``names`` that are missing in ``others``. If a container is missing, return only the
+    container's path.
+    """
     known = {path for name in others for path in _upwards(name)}
     return sorted({next((path for path in _upwards(name) if path not in known), name) for name in names} - known)
 
@@ -148,7 +150,9 @@ def _wide(one: torch.dtype, other: torch.dtype) -> torch.dtype:
 
 
 def _integer_distance(one: Tensor, other: Tensor) -> int:
-    """Return the exact largest difference. In int64, a difference of 2**63 or more becomes negative."""
+    """Return the largest difference between two elements, without rounding. The differences are computed in int64. A
+    difference of 2**63 or more is a negative number in int64.
+    """
     wide = [each.view(torch.int64) ^ -(2**63) if each.dtype == torch.uint64 else each.long() for each in (one, other)]
     distance = torch.maximum(*wide) - torch.minimum(*wide)
     large = distance[distance < 0]

@@ -66,7 +66,7 @@ class Opened:
 
     @property
     def rank_files(self) -> list[dict[str, Any]]:
-        """For each rank file, what the main file records about it."""
+        """The main file's descriptions of the rank files."""
         return list(self.tree.get(rank_files.LISTED, ()))
 
 
@@ -74,8 +74,9 @@ def open_checkpoint(path: str) -> Opened:
     """Open the local checkpoint at ``path``. Only plain data is unpickled.
 
     Raises:
-        CheckpointError: the checkpoint does not exist, is damaged, or is of no known kind (then a CheckpointNameError).
-        ConfigurationError: ``path`` is an address or a device, or the user may not read it.
+        CheckpointError: the checkpoint does not exist, or is damaged. If the kind of the checkpoint is unknown, the
+            error is a CheckpointNameError.
+        ConfigurationError: ``path`` is an address or a device, or the user has no permission to read ``path``.
     """
     if files.is_remote(path):
         raise ConfigurationError(f"{path} is an address, and this command reads local files. Download it first.")
@@ -133,13 +134,13 @@ def _file(path: Path) -> Opened:
 
 
 def _of_torch(path: Path) -> tuple[Any, list[str]]:
-    """Return what a file of torch contains, and notes on what could not be read."""
+    """Return the contents of a file of torch, and notes on contents that could not be read."""
     legacy = is_legacy(path)
     try:
         return torch.load(path, map_location="cpu", weights_only=True) if legacy else entries(path), []
     except (pickle.PickleError, AttributeError, TypeError, ImportError):
         loaded = read_objects(path, str(path), map_location="cpu", mmap=not legacy)
-    except Exception as error:  # torch may raise anything on a malformed file
+    except Exception as error:  # for a malformed file, torch can raise any exception
         if not (legacy or is_container(path)):
             raise CheckpointNameError(
                 f"{path} is no checkpoint: it does not begin as a file of torch. Pass another path."
@@ -179,7 +180,7 @@ def _is_state_dict(value: Mapping[Any, Any]) -> bool:
 
 
 def check_ordinary(found: Opened, sparse: bool) -> None:
-    """Check that no tensor is quantized. Without ``sparse``, also check that no tensor is sparse.
+    """Check that no tensor is quantized. If ``sparse`` is False, also check that no tensor is sparse.
 
     Raises:
         CheckpointError: a tensor is quantized or sparse.

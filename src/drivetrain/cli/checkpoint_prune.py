@@ -27,14 +27,15 @@ _PART = re.compile(r"\.[0-9a-f]{32}\.part")
 _IN_A_SAVE = re.compile(
     rf"[0-9a-f]{{8}}\.(rank\d+\.bin|state\.json)|{re.escape(sharded.MANIFEST)}|\d+\.part|{_PART.pattern}"
 )
-_YOUNG = 3600  # seconds; a younger file may belong to a save that is still running
+_YOUNG = 3600  # seconds; a save that is still running can have written a younger file
 
 
 def prune(folder: str, keep: int | None = None, delete: bool = False) -> dict[str, Any]:
-    """List the checkpoints and other files that can be removed from ``folder``. With ``delete``, remove them.
+    """List the checkpoints and other files that can be removed from ``folder``. With ``delete``, remove these files.
 
-    The newest complete checkpoint is never removed, nor are the best and the last checkpoint that a ModelCheckpoint has
-    recorded in it. Targets of links, damaged files and files of other programs are never removed either.
+    The newest complete checkpoint is never removed. If this checkpoint contains the state of a ModelCheckpoint, the
+    best and the last checkpoint in this state are not removed either. Targets of links, damaged files and files of
+    other programs also stay.
 
     Args:
         folder: the folder of a ModelCheckpoint, for example. Subfolders are not searched.
@@ -43,7 +44,7 @@ def prune(folder: str, keep: int | None = None, delete: bool = False) -> dict[st
         delete: whether to remove the files.
 
     Returns:
-        A dictionary. ``entries`` has for each file or folder of drivetrain its ``path``, ``bytes``, ``reason`` and
+        A dictionary. ``entries`` describes each file or folder of drivetrain by ``path``, ``bytes``, ``reason`` and
         ``action``: "remove", "keep", or "failed" if the removal failed. ``others`` is the number of other files, and
         ``failed`` the number of removals that failed.
 
@@ -98,7 +99,7 @@ def _tree(path: Path) -> Mapping[str, Any] | None:
     """Return the entries of the checkpoint at ``path``, or ``None`` if there is no checkpoint."""
     try:
         tree = entries(path) if path.is_file() or path.is_dir() else None  # opening a pipe would block
-    except Exception:  # a file of another program may raise anything
+    except Exception:  # the read of another program's file can raise any exception
         return None
     return tree if isinstance(tree, Mapping) else None
 
@@ -109,7 +110,7 @@ def _tree(path: Path) -> Mapping[str, Any] | None:
 def _checkpoints(
     mains: Mapping[str, Mapping[str, Any]], present: list[Path], keep: int | None
 ) -> Iterator[dict[str, Any]]:
-    """Yield the entry of each checkpoint for the result of :func:`prune`, the newest first."""
+    """Yield an entry of :func:`prune`'s result for each checkpoint. The newest checkpoint is the first."""
     linked = {os.path.realpath(each): each.name for each in present if each.is_symlink()}
     counts, protected, highest = {True: 0, False: 0}, dict[str, str](), {True: -1, False: -1}
     for path in newest_first(TorchCheckpointIO(), mains):
@@ -131,7 +132,7 @@ def _checkpoints(
             yield _entry(path, "keep", "complete" if keep is None else f"one of the {keep} newest{what}", beside)
         elif reason:
             yield _entry(path, "keep", reason, beside)
-        elif is_ahead:  # the file's modification time may be wrong, or an earlier run wrote the file
+        elif is_ahead:  # the modification time is wrong, or the file is from an earlier run
             yield _entry(path, "keep", f"its step {step} is higher than those of the newer files{what}", beside)
         else:
             newest = "newest complete one" if keep == 1 else f"{keep} newest complete ones"
@@ -165,7 +166,7 @@ def _beside(path: str, mains: Mapping[str, Mapping[str, Any]]) -> list[Path]:
 
 
 def _leftovers(present: list[Path], mains: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the entry of each file or folder of an interrupted save for the result of :func:`prune`."""
+    """Yield an entry of :func:`prune`'s result for each file or folder of an interrupted save."""
     owned = {str(each) for main in mains for each in _beside(main, mains)}
     for path in present:
         reason = ""

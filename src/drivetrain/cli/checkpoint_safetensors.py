@@ -122,8 +122,8 @@ def write(state: Mapping[str, Any], target: Path, largest: int | None = None) ->
 
 
 def split(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return each tensor under its first name in ``state``, and for each further name of a tied weight the first
-    name.
+    """Return a dictionary of the tensors by their first names in ``state``, and a dictionary from each further name of
+    a tied weight to the weight's first name.
     """
     tensors: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
@@ -167,6 +167,6 @@ def _packed(tensor: Tensor) -> Tensor:
 
 
 def problems(path: Path) -> Iterator[tuple[Path, str]]:
-    """Yield the file and its problem if its header or its size is wrong. The format has no checksums."""
+    """If the header or the size of the file is wrong, yield the file and the problem. The format has no checksums."""
     if problem := problem_of(read, path):
         yield path, problem

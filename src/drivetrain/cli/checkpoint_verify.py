@@ -21,7 +21,7 @@ _NO_CHECKSUMS = "{} has no checksums: only its sizes and its structure were chec
 
 
 def verify(path: str) -> dict[str, Any]:
-    """Check the checkpoint at ``path`` by reading all of it.
+    """Read the complete checkpoint at ``path``, and check the contents.
 
     Returns:
         A dictionary with ``ok``, ``problems`` (for each, the ``file`` and the message ``problem``) and ``notes``
@@ -53,9 +53,9 @@ def verify(path: str) -> dict[str, Any]:
 
 def first_problem(found: Opened) -> str | None:
     """Return the first problem of the checkpoint's files, except a problem that reading the tensors will detect."""
-    if found.kind in ("drivetrain-sharded", "dcp"):  # reading a tensor compares its checksum
+    if found.kind in ("drivetrain-sharded", "dcp"):  # the read of a tensor compares the tensor's checksum
         return None
-    main = Opened(found.path, found.kind, {}, found.files)  # without entries, so that rank files are not checked
+    main = Opened(found.path, found.kind, {}, found.files)  # the {} lists no rank files, so none is checked here
     return next((problem for _, problem in _problems(main)), None)
 
 
@@ -95,8 +95,8 @@ def _records(file: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _of_shards(found: Opened) -> Iterator[tuple[Path, str]]:
-    """Yield the problem of each damaged tensor. If every tensor is intact, yield the problem of the other contents. If
-    the files are intact, yield a problem for each tensor with a missing part.
+    """Yield the problem of each damaged tensor. If only other contents are damaged, yield one problem. If nothing is
+    damaged, yield a problem for each tensor with a missing part.
     """
     tensors = [each for _, each in leaves(found.tree) if isinstance(each, sharded.StoredTensor)]
     if damage := problem_of(sharded.verify, found.path):

@@ -37,8 +37,8 @@ class _Gathered(UnreadTensor):
 
     @staticmethod
     def made(shape: Sequence[int], dtype: torch.dtype, parts: Callable[[], Sequence[Tensor]]) -> _Gathered:
-        """Return a tensor of this shape. Its values are the first values of the concatenated ``parts``, which are read
-        later.
+        """Return a tensor of the shape ``shape``, whose elements are not read yet. The elements are the first elements
+        of the concatenated ``parts``.
         """
         tensor = _Gathered(shape, dtype)
         assert isinstance(tensor, _Gathered)

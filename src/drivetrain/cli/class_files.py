@@ -70,8 +70,8 @@ def object_at(place: str, folder: str = "") -> Any:
 
 
 def import_path(text: str, folder: str = "") -> str:
-    """Import the file of ``"file.py:Class"``, and return the class's import path. ``--option=`` at the beginning is
-    kept. Any other text is returned unchanged.
+    """If ``text`` has the form ``"file.py:Class"``, import the file, and return the class's import path. A prefix
+    ``--option=`` is kept. Return any other text unchanged.
 
     Raises:
         ConfigurationError: there is no such file or class.
@@ -93,8 +93,8 @@ def import_paths(value: Any, folder: str) -> Any:
 
 
 def places(text: str, files: Mapping[str, str]) -> str:
-    """Replace the import paths of classes in YAML by ``file.py:Class`` if ``files`` (such as :data:`imported`) has the
-    module.
+    """Write classes in the YAML ``text`` as ``file.py:Class`` instead of as import paths. ``files`` contains the file
+    of each module, as :data:`imported` does. Classes of other modules stay as they are.
     """
 
     def place(found: re.Match[str]) -> str:

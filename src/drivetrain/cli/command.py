@@ -1,9 +1,9 @@
 """The command ``drivetrain``, with one subcommand per entry of :data:`COMMANDS`.
 
-To add a subcommand, write a module and add it to :data:`COMMANDS`. The module's function ``parser(prog)`` returns an
-``argparse.ArgumentParser``, for help and completion. Its function ``main(arguments, prog)`` returns the exit code: 0; 1
-if a check has failed; 2 if the usage is wrong or a check could not run. Neither ``parser`` nor the import of the module
-may import torch.
+To add a subcommand, write a module, and add the module to :data:`COMMANDS`. The module's function ``parser(prog)``
+returns an ``argparse.ArgumentParser``, for help and completion. The module's function ``main(arguments, prog)`` returns
+the exit code: 0; 1 if a check has failed; 2 if the usage is wrong or a check could not run. The module must not import
+torch at its top level or in ``parser``.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code: int = module.main(given.arguments, f"drivetrain {given.command}")
         if sys.stdout is not None and not sys.stdout.closed:
             sys.stdout.flush()
-    except BrokenPipeError:  # from the standard output, or from another pipe of the program
+    except BrokenPipeError:  # the broken pipe is the standard output or another pipe of the program
         try:
             print(flush=True)
         # a reader such as head has ended; without dup2, Python would report the broken pipe at exit

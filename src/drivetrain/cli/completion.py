@@ -46,8 +46,8 @@ def main(arguments: Sequence[str], prog: str = "drivetrain completion") -> int:
 def _words(
     path: str, parser: argparse.ArgumentParser, commands: Mapping[str, command.Command] | None = None
 ) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the path of a command, such as "checkpoint diff", and the words that can follow the path. Then yield the
-    same for each subcommand of the command.
+    """For a command and each subcommand, yield the path, such as "checkpoint diff", and the words that can follow the
+    path.
     """
     words: dict[str, str] = {}
     below: dict[str, argparse.ArgumentParser] = {}

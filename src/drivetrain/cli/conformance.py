@@ -35,7 +35,7 @@ def main(arguments: Sequence[str], prog: str = "drivetrain conformance") -> int:
 
     outcomes: list[checks.Outcome] = []
     error = None
-    sys.path.insert(0, os.getcwd())  # as ``python -m`` does
+    sys.path.insert(0, os.getcwd())  # ``python -m`` also adds the working directory
     with _printing_to_stderr() as out:
         try:
             part = checks.Part(given.kind, given.part, given.args, given.settings)

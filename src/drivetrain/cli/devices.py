@@ -1,4 +1,4 @@
-"""The command ``drivetrain devices``: list the accelerators on this machine, and why the others cannot be used."""
+"""The command ``drivetrain devices``: list this machine's accelerators, and why other accelerators cannot be used."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Row:
         name: the value for ``accelerator``.
         description: the accelerator's registered description.
         available: whether the accelerator can be used on this machine.
-        reason: why the accelerator cannot be used, or "" if it can.
+        reason: why the accelerator cannot be used, or "" if the accelerator can be used.
         devices: the number of devices.
         total_memory: the bytes of each device, or ``None`` if they are unknown.
         auto_priority: the accelerator's priority for ``accelerator="auto"``. With ``None``, "auto" never chooses the
@@ -100,7 +100,7 @@ def _registered() -> Iterator[Row]:
     for name in kinds.AcceleratorRegistry.available():
         try:
             entry = kinds.AcceleratorRegistry.entry(name)
-        except Exception as error:  # if one accelerator's package cannot be imported, the others must still be listed
+        except Exception as error:  # an import has failed; the other accelerators must still be listed
             yield Row(name, reason=f"it cannot be imported: {_shown(error)}")
         else:
             yield _row(entry)
@@ -118,7 +118,7 @@ def _row(entry: Entry[Accelerator]) -> Row:
         devices = accelerator.get_parallel_devices(list(range(count)))
         row.total_memory = [accelerator.total_memory(device) for device in devices]
         row.available, row.devices = True, count
-    except Exception as error:  # if one accelerator is broken, the others must still be listed
+    except Exception as error:  # this accelerator is broken; the other accelerators must still be listed
         row.reason = f"asking it raised {_shown(error)}"
     return row
 

@@ -141,7 +141,7 @@ def _check(path: str, name: str) -> None:
 
     Raises:
         ConfigurationError: the file is not YAML, or a name is unknown. A missing file is not checked here, because the
-            parser reports it.
+            parser reports a missing file.
     """
     if not os.path.isfile(path):
         return

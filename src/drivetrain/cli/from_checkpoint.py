@@ -37,7 +37,7 @@ with on_first_use:
 CLASS_PATH, INSTANTIATOR = "_class_path", "_instantiator"
 
 WRITTEN = "lightning.pytorch.cli.instantiate_module"
-"""The value of ``_instantiator``. Lightning expects this value, and so can read drivetrain's files."""
+"""The value of ``_instantiator``. Lightning can read drivetrain's files, because Lightning expects this value."""
 
 _KNOWN = frozenset({WRITTEN, "pytorch_lightning.cli.instantiate_module"})
 _MODULES_OF_THE_PARSER = frozenset({"jsonargparse", "yaml", "docstring_parser", "typeshed_client", "importlib"})
@@ -56,11 +56,11 @@ def hyperparameters(
         links: the values of options that are linked to other objects.
 
     Returns: The hyperparameters. ``None`` if the configuration contains objects that cannot be written to a file, or if
-    ``config`` names another class than ``cls``.
+    ``config`` names a class other than ``cls``.
     """
     try:
         values: dict[str, Any] = as_plain(parser, config).get(key) or {}
-    except Exception:  # converting a user's object to text may raise anything
+    except Exception:  # the conversion of a user's object to text can raise any exception
         return None
     path = values.get("class_path")
     if path is not None:
@@ -134,8 +134,8 @@ def with_hyperparameters(parser: ArgumentParser, config: Namespace, path: str, a
 
 
 def class_and_arguments(cls: type, saved: dict[str, Any], given: Collection[str]) -> tuple[type, dict[str, Any]]:
-    """Return the results of :func:`class_to_build` and :func:`rebuilt`: the class and the arguments in
-    hyperparameters.
+    """Return the class that the hyperparameters ``saved`` name (see :func:`class_to_build`), and the arguments for this
+    class (see :func:`rebuilt`).
     """
     found = class_to_build(cls, saved)
     return found, rebuilt(found, saved, given)
@@ -172,7 +172,8 @@ def class_to_build(cls: type, saved: dict[str, Any]) -> type:
 
 
 def rebuilt(cls: type, saved: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
-    """Return the arguments of ``cls`` in hyperparameters. Objects that the hyperparameters describe are created.
+    """Return the arguments of ``cls`` that the hyperparameters contain. Create the objects that the hyperparameters
+    describe.
 
     Args:
         cls: the class that will be called with the arguments.
@@ -241,8 +242,8 @@ def check_names(value: Any) -> None:
 
 
 def _names(value: Any) -> Iterator[tuple[str, bool]]:
-    """Yield each text in ``value`` that the parser could read as the name of a class or a function, and whether it must
-    be a class.
+    """Yield each text in ``value`` that the parser could read as the name of a class or a function, and whether the
+    parser accepts only a class.
     """
     if isinstance(value, Mapping):
         for key, item in value.items():
@@ -266,14 +267,16 @@ def _found(path: str) -> Any:
     if holder is None or (holder is not sys.modules.get(module) and not isinstance(holder, type)):
         return None
     own = vars(holder)
-    # drivetrain's modules import some names when they are first used
+    # drivetrain's modules import some names at the first use of the name
     if name not in own and (module.partition(".")[0] == "drivetrain" or "_compat_path" in own):
         return getattr(holder, name, None)
     return own.get(name)
 
 
 def _imported(path: Any) -> Any:
-    """Return the class or function at ``path``. Return ``None`` if it does not exist, or if a file may not use it."""
+    """Return the class or function at ``path``. Return ``None`` if the class or function does not exist, or if a file
+    must not use the class or function.
+    """
     found = _found(path) if isinstance(path, str) else None
     if isinstance(found, type) and issubclass(found, (nn.Module, Optimizer, LRScheduler)):
         return found
@@ -314,7 +317,7 @@ def _of_class(class_path: str, values: Mapping[str, Any], is_described: bool) ->
 def _check_groups(options: Collection[str], values: Mapping[str, Any]) -> None:
     """Check that the value of each dataclass argument is a dictionary of the dataclass's fields.
 
-    The parser would accept any value, and fail only when it creates the object.
+    The parser itself would accept any value, and would fail only when the object is created.
     """
     for name, value in values.items():
         if not isinstance(value, Mapping) and any(option.startswith(f"{name}.") for option in options):

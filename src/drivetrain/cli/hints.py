@@ -34,7 +34,7 @@ _MEANT_BY = {
     "validate": ("eval", "evaluate", "val", "valid"),
     "predict": ("infer", "inference"),
 }
-"""For each subcommand, words that users write in its place although the spelling differs."""
+"""For each subcommand, other words that users write instead, such as "train" instead of "fit"."""
 
 
 def with_hint(message: str, parser: argparse.ArgumentParser) -> str:
@@ -50,7 +50,7 @@ def _hints(message: str, parser: argparse.ArgumentParser) -> Iterator[str]:
             (each for each, words in _MEANT_BY.items() if found[1] in words and each in subcommands), None
         ):
             yield f"Did you mean {close!r}?"
-        elif subcommands:  # the word may be the value of an earlier option
+        elif subcommands:  # the word can be the value of an earlier option
             yield _first_the_subcommand(next(iter(subcommands)), "--trainer.max_epochs=3")
     elif found := _CLASS_NAME.search(message):
         if close := closest(found[1], {cls.__name__ for base in _NAMEABLE for cls in _subclasses(base)}):

@@ -273,7 +273,7 @@ class LightningCLI:
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the arguments of the Trainer, of the model and of the data module as options."""
         options = parser.add_lightning_class_args(self.trainer_class, "trainer")
-        # The Trainer reads environment variables only for arguments that it does not get, and the parser passes all
+        # The Trainer reads environment variables only for arguments that are not passed, and the parser passes all
         # arguments. The values in the environment therefore become the parser's defaults.
         found = {name: value for name, value in self._environment.items() if f"trainer.{name}" in options}
         parser.set_trainer_defaults({**found, **self.trainer_defaults})

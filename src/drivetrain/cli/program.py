@@ -1,4 +1,4 @@
-"""Run a program as ``python program.py`` and ``python -m program`` do, for all commands that run a program."""
+"""Functions with which commands run a user's program as ``python program.py`` or ``python -m program`` would."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def positive(text: str) -> int:
 def command_of(given: argparse.Namespace, parser: argparse.ArgumentParser, in_copy: bool = False) -> list[str]:
     """Return the arguments of ``python`` that run the parsed program.
 
-    Without ``in_copy``, the command fails if the file does not exist. With ``in_copy``, the file may be in a copy of
-    the working directory. If the user wrote an option of the command after the program, the program gets the option,
-    and a warning is printed.
+    If the file does not exist, the command fails. With ``in_copy``, this is not checked, because the program will run
+    in a copy of the working directory. If the user wrote an option of the command after the program, the program gets
+    the option, and a warning is printed.
     """
     own = {option for action in parser._actions for option in action.option_strings if option.startswith("--")}
     for word in (each.partition("=")[0] for each in given.arguments):
@@ -81,7 +81,7 @@ def words_to_call(module: str, first: str = "") -> list[str]:
         first: a statement that runs before ``module`` is imported.
     """
     # sys.path[0] may be "", the working directory, from which main's module must not be imported. The entry is not
-    # removed, because the program's folder replaces it later.
+    # removed, because the program's folder replaces the entry later.
     begin = "import gc, sys; sys.path[0] = sys.path[0] or sys.executable"
     return ["-c", "; ".join(filter(None, (begin, first, f"from {module} import main", "sys.exit(main())")))]
 
@@ -106,7 +106,7 @@ def run_program(given: argparse.Namespace, prog: str) -> int:
 def run_file(path: str, arguments: Sequence[str]) -> None:
     """Run the file, folder or archive at ``path`` as ``__main__``."""
     sys.argv = [path, *arguments]
-    full = os.path.join(os.getcwd(), path)  # Python does not normalise this path either
+    full = os.path.join(os.getcwd(), path)  # not normalised, because Python does not normalise this path
     if os.path.isdir(path) or pkgutil.get_importer(path) is not None:
         _put_first_on_path(full, always=True)
         _run(lambda main: runpy._run_module_as_main("__main__", False))  # type: ignore[attr-defined]

@@ -23,7 +23,7 @@ from drivetrain.cli.program import positive
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
 _FOLDER = re.compile(r"/[^\s:,\"'$`\\#\x00-\x1f]+")  # no colon, because dstack's volumes are written "path:path"
 _WORD = re.compile(r"\w[\w./:@-]*")
-_GPU = re.compile(r"\w[\w.-]*")  # the part before the colon of a GPU in SkyPilot's files, such as "H100:8"
+_GPU = re.compile(r"\w[\w.-]*")  # a GPU's name: SkyPilot's files have "H100:8", with the number after the colon
 _TIME = re.compile(r"\d+(-\d+)?(:\d+){0,2}")
 _METADATA = Later("importlib.metadata")  # slow to import, and not needed for the help
 _APP = "/app"  # the program's folder in an image

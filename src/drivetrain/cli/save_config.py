@@ -30,7 +30,7 @@ class SaveConfigCallback(Callback):
         config: the parsed configuration.
         config_filename: the file's name in ``trainer.log_dir``.
         overwrite: whether to replace an existing file of this name.
-        multifile: whether to write values that were read from several files to as many files.
+        multifile: whether to write one file for each file from which the configuration was read.
         save_to_log_dir: whether to write the file. If False, only :meth:`save_config` is called.
 
     Raises:
@@ -110,8 +110,8 @@ class SaveBesideLog(SaveConfigCallback):
 
 @contextlib.contextmanager
 def _folder_to_write(folder: str, name: str) -> Iterator[str]:
-    """Context that yields ``folder``. If ``folder`` is an address, yield a temporary folder, whose files are uploaded
-    at the end.
+    """Context that yields a local folder for writing. This is ``folder``, or if ``folder`` is an address, a temporary
+    folder whose files are uploaded at the end.
     """
     if not files.is_remote(folder):
         os.makedirs(folder, exist_ok=True)

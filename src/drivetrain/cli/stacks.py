@@ -75,7 +75,7 @@ def _boards() -> Iterator[Board]:
                 continue
             board = Board.found(folder)
             pids = [board.pid(each) for each in range(len(board.ranks))]
-        except (OSError, ValueError):  # another user owns the board, or it was just removed
+        except (OSError, ValueError):  # another user owns the folder, or the folder was just removed
             continue
         if any(pid and not process(pid).is_dead for pid in pids):
             yield board

@@ -95,7 +95,7 @@ class MachinesEnvironment(LocalEnvironment, ABC):
         return max(self.number(name, 0), 0) or None  # without GPUs, the job computes on CPUs
 
     def _port_of_cluster(self) -> int:
-        return DEFAULT_PORT  # a fixed port, because the machines cannot agree on a free one
+        return DEFAULT_PORT  # a fixed port, because the machines cannot agree on a free port
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
         """Check this machine's node rank. If another launcher has started the processes, compare the settings with

@@ -78,15 +78,13 @@ class ClusterEnvironment:
 
     @classmethod
     def detect(cls, environ: Mapping[str, str] = os.environ) -> bool:
-        """Whether this process runs in this kind of cluster. By default, this is whether all of ``variables`` are
-        set.
-        """
+        """Whether this process runs in this kind of cluster. The default is True if all ``variables`` are set."""
         return bool(cls.variables) and all(name in environ for name in cls.variables)
 
     @property
     def creates_processes_externally(self) -> bool:
-        """Whether the cluster starts all processes of the job. If False, one process of each machine starts the
-        others.
+        """Whether the cluster starts all processes of the job. If False, one process of each machine starts the other
+        processes of the machine.
         """
         return True
 
@@ -207,7 +205,9 @@ class ClusterEnvironment:
         return 0
 
     def requeue(self) -> str | None:
-        """Requeue the job. Called on global rank 0. Return ``None`` if this worked, otherwise an error message."""
+        """Requeue the job. Called on global rank 0. Return ``None`` if the job was requeued, otherwise an error
+        message.
+        """
         return f"{type(self).__name__} does not define requeue()."
 
     # ---- life ----------------------------------------------------------------------------------------------------
@@ -220,8 +220,8 @@ class ClusterEnvironment:
             num_nodes: the number of machines.
 
         Raises:
-            ConfigurationError: the settings do not fit the started processes. Ranks would wait forever for missing
-                ranks.
+            ConfigurationError: the settings do not fit the started processes. With these settings, ranks would wait
+                forever for missing ranks.
         """
         if not self.creates_processes_externally:
             return
@@ -288,7 +288,7 @@ class ClusterEnvironment:
 def reading(name: str, like: Callable[[Any], int]) -> Callable[[Any], int]:
     """Return a method that reads the variable ``name`` as an int, with the name and docstring of ``like``."""
 
-    @functools.wraps(like, updated=())  # updated=(): the attribute that marks abstract methods is not copied
+    @functools.wraps(like, updated=())  # updated=(), so that the mark of an abstract method is not copied
     def read(self: Any) -> int:
         return self.number(name)
 
@@ -346,7 +346,7 @@ def _in_type(environment: ClusterEnvironment, name: str, given: Any, member: Any
 
 
 def _pair_names(cls: type[ClusterEnvironment], new: str, old: str) -> None:
-    """Define the property ``new`` or Lightning's older method ``old`` if ``cls`` defines only the other."""
+    """Define the property ``new`` or Lightning's older method ``old`` if ``cls`` defines only one of the two."""
     own = vars(cls)
     if new in own and old not in own:
         getter = own[new].fget

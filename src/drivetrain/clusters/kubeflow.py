@@ -11,7 +11,7 @@ class KubeflowEnvironment(ClusterEnvironment):
 
     A TrainJob of Kubeflow Trainer v2 does not need this environment, because its pods start torchrun.
 
-    The Trainer never detects this environment, because other systems set the same variables. Pass it in
+    The Trainer never detects this environment, because other systems set the same variables. Pass the environment in
     ``Trainer(plugins=[...])``.
 
     Args:

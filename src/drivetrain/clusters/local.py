@@ -12,7 +12,7 @@ from drivetrain.errors import ConfigurationError
 
 
 class LocalEnvironment(ClusterEnvironment):
-    """The environment without a cluster, in which one process of each machine starts the others.
+    """The environment without a cluster: one process of each machine starts the other processes of the machine.
 
     For a job on several machines, the user starts the program once on each machine, with the variables ``MASTER_ADDR``,
     ``MASTER_PORT`` and ``NODE_RANK``. In a process that another process has started, ``LOCAL_RANK`` is set.
@@ -94,7 +94,7 @@ class LocalEnvironment(ClusterEnvironment):
             super().validate_settings(num_devices, num_nodes)
 
     def teardown(self) -> None:
-        """Reset the number of processes, the rank and the port, so that a later Trainer chooses new ones."""
+        """Reset the number of processes, the rank and the port, so that a later Trainer chooses new values."""
         self.environ.pop("WORLD_SIZE", None)
         self._world_size = self._global_rank = self._main_port = None
 

@@ -21,7 +21,7 @@ _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 
 @dataclass(frozen=True)
 class _Job:
-    """What MPI knows: this process's rank, the host of each rank in order, and rank 0's port."""
+    """The information from MPI: this process's rank, the host of each rank in order, and rank 0's port."""
 
     rank: int
     hosts: tuple[str, ...]
@@ -79,7 +79,7 @@ class MPIEnvironment(ClusterEnvironment):
         return self._job.rank
 
     def local_rank(self) -> int:
-        """Return how many lower ranks are on this machine."""
+        """Return how many of the ranks below this process's rank are on this machine."""
         job = self._job
         return job.hosts[: job.rank].count(job.hosts[job.rank])
 

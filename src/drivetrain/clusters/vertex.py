@@ -8,13 +8,13 @@ from drivetrain.clusters._machines import MachinesEnvironment, json_of
 from drivetrain.clusters.environment import DEFAULT_PORT
 from drivetrain.errors import ConfigurationError
 
-# the worker pools that train: the primary replica's and the workers'. Other pools are for parameter servers and
-# evaluators.
+# the pool of the primary replica, and the pool of the workers. Other pools contain parameter servers and evaluators,
+# which do not train.
 _POOLS = ("workerpool0", "workerpool1")
 
 
 class VertexEnvironment(MachinesEnvironment):
-    """Reads ``CLUSTER_SPEC``. The first ranks are the replicas of ``workerpool0``, the next those of ``workerpool1``.
+    """Reads ``CLUSTER_SPEC``. The first ranks are in ``workerpool0``, and the other ranks in ``workerpool1``.
 
     Source: https://cloud.google.com/vertex-ai/docs/training/distributed-training#cluster-spec-format
 
@@ -39,7 +39,8 @@ class VertexEnvironment(MachinesEnvironment):
         """Return the index of this replica among the replicas that train.
 
         Raises:
-            ConfigurationError: this replica is a parameter server or an evaluator, or its index is not in its pool.
+            ConfigurationError: this replica is a parameter server or an evaluator, or the replica's index is too large
+                for the pool.
         """
         task = json_of(self.environ, "CLUSTER_SPEC")["task"]
         pool, index = task.get("type"), task.get("index", 0)

@@ -11,12 +11,11 @@ import os
 from collections.abc import Sequence
 
 VARIABLE = "DRIVETRAIN_COMPAT"
-"""The name of an environment variable: its value lists switches of :mod:`drivetrain.parity`, with commas, or is
-"none".
+"""The environment variable with the names of switches (see :mod:`drivetrain.parity`), separated by commas, or "none".
 """
 
 GENERATION = f"{VARIABLE}_GENERATION"
-"""The name of an environment variable: its value is the Lightning version to imitate, such as "1.3". Unset for 2.6."""
+"""The environment variable with the version of Lightning to imitate, such as "1.3". Unset for 2.6."""
 
 _STARTUP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "startup")
 

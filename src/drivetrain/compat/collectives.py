@@ -260,8 +260,8 @@ class TorchCollective(Collective):
         return self
 
     def teardown(self) -> Self:
-        """Leave the group. If no other group is left, also destroy a job's process group that :meth:`setup` has
-        created.
+        """Leave the group. If no other group is left, and :meth:`setup` has created the job's process group, also
+        destroy the job's process group.
         """
         is_member = self.group is not dist.GroupMember.NON_GROUP_MEMBER
         if self._group is not None:

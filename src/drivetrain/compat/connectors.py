@@ -40,8 +40,8 @@ class _AcceleratorConnector(AcceleratorView):
 
 
 def _register_classes(registry: Any, method: str, module: ModuleType, parent: type) -> None:
-    """Call ``cls.method(registry)`` for each subclass ``cls`` of ``parent`` in ``module`` that overrides the class
-    method.
+    """For each subclass of ``parent`` in ``module`` that overrides the class method named ``method``, call this class
+    method with ``registry``.
     """
 
     def function(cls: type) -> Any:

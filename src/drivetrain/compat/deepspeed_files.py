@@ -21,7 +21,8 @@ _OF_THE_ENGINE = frozenset(
         "dp_world_size", "mp_world_size",
     }
 )  # fmt: skip
-_MODEL_FILES = ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt")  # of ZeRO-1 and 2; of ZeRO-3
+# ZeRO-1 and ZeRO-2 write the first file, ZeRO-3 writes the second file.
+_MODEL_FILES = ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt")
 
 
 def ds_checkpoint_dir(checkpoint_dir: str | Path, tag: str | None = None) -> str:

@@ -145,7 +145,7 @@ class PositionalEncoding(nn.Module):
         """Return ``x``, of shape ``(batch, length, dim)``, with the encoding added."""
         if self.pe is None:
             self.pe = self._encodings(x.device)
-        # As in Lightning, all words get the encoding of one position, the length, so that results agree.
+        # As in Lightning, every word gets the encoding of the position x.size(1), so that results agree.
         return self.dropout(x + self.pe[:, x.size(1)])
 
     def _encodings(self, device: torch.device) -> Tensor:

@@ -1,5 +1,5 @@
-"""Former names of classes, which Lightning 2.6 still has. A call of a former name warns, and creates an object of the
-class that has replaced the former class.
+"""Former names of classes; Lightning 2.6 still has these names. A call of a former name warns, and creates an object of
+the class that has replaced the former class.
 
 Lightning no longer supports some accelerators. A program can import the former names of these accelerators; a call
 raises an error.
@@ -15,7 +15,7 @@ from drivetrain.errors import NotSupportedError
 
 
 class RemovedError(NotSupportedError, NotImplementedError):
-    """The program called a class that Lightning has removed; also a NotImplementedError."""
+    """The program called a class that Lightning has removed; the error is also a NotImplementedError."""
 
 
 def _former(name: str, current: type, **fixed: Any) -> Any:

@@ -120,13 +120,13 @@ def _progress(fit_loop: State, checkpoint: State) -> State:
     """Convert the counters in the entry "fit_loop" of Lightning 1.6 or later to drivetrain's counters."""
     epochs, batches = fit_loop["epoch_progress"]["current"], fit_loop["epoch_loop.batch_progress"]
     now, ever = batches["current"], batches["total"]
-    over = epochs["processed"] >= epochs["ready"]  # no batch is left; hooks at the epoch's end can be missing
+    over = epochs["processed"] >= epochs["ready"]  # all batches are finished, but perhaps not all hooks
     ending = over and epochs["completed"] < epochs["processed"]
     begun = epochs["started"] >= epochs["ready"]
     done = now["processed"] if begun and (ending or not over) else 0
     steps, manual = _optimizer_steps(fit_loop, checkpoint)
     stepped = fit_loop.get("epoch_loop.state_dict", {}).get("_batches_that_stepped", steps)  # since 1.6.5
-    if not over:  # a save in a hook or a validation can precede the count of the batch
+    if not over:  # a checkpoint from a hook or a validation may not count the last batch yet
         stepped += now["processed"] - now["completed"] if manual else 1
     return {
         **_fresh_progress(),

@@ -64,7 +64,7 @@ class Interval(LightningEnum):
 
 
 class _FaultTolerantMode(LightningEnum):
-    """An option of Lightning 1.5 to 1.9, which is in checkpoints of these versions."""
+    """The values of an option that checkpoints of Lightning 1.5 to 1.9 contain."""
 
     DISABLED = "disabled"
     AUTOMATIC = "automatic"

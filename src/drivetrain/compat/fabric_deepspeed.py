@@ -40,7 +40,7 @@ _OF_DEEPSPEED = frozenset(
 """The names that DeepSpeed reserves in a checkpoint."""
 
 _LOSS_SCALING = ("loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis", "min_loss_scale")
-"""The constructor's arguments for the precision "16-true". Each of these is also an attribute."""
+"""The constructor's arguments for the precision "16-true". Each argument is also an attribute."""
 
 
 @dataclass
@@ -58,8 +58,8 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
 
     Set up a module together with its optimizer. ``fabric.backward(loss)`` and ``optimizer.step()`` call DeepSpeed's
     engine. To accumulate gradients, set ``gradient_accumulation_steps`` in the engine's configuration, or use
-    ``fabric.no_backward_sync``. The strategy steps a scheduler passed to ``fabric.setup`` after each optimizer step.
-    Checkpoints are folders in DeepSpeed's own format.
+    ``fabric.no_backward_sync``. After each optimizer step, the strategy steps the scheduler that was passed to
+    ``fabric.setup``. Checkpoints are folders in DeepSpeed's own format.
 
     Args:
         accelerator, parallel_devices, cluster_environment, precision, process_group_backend, timeout: as for DDP.
@@ -395,8 +395,6 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
 
 
 def _config(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Build DeepSpeed's configuration from the constructor's arguments."""
-
     def named(*names: str) -> dict[str, Any]:
         return {name: given[name] for name in names}
 

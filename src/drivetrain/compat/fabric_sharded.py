@@ -68,7 +68,7 @@ class _Sharded(Strategy):
 
     states = _ShardedStates
     large: tuple[str, ...]
-    loading: Sequence[nn.Module] = ()  # the modules that a checkpoint is being loaded into
+    loading: Sequence[nn.Module] = ()  # the modules into which a checkpoint is being loaded
 
     def load_checkpoint(  # type: ignore[override]
         self, path: str | Path, state: Target = None, strict: bool = True, weights_only: bool | None = None
@@ -99,7 +99,8 @@ class _Sharded(Strategy):
         """
 
     def module_init_context(self, empty_init: bool | None = None) -> AbstractContextManager[Any]:
-        """Context in which new layers are created in the precision's dtype; with ``empty_init``, without memory.
+        """Context in which new layers are created in the precision's dtype; with ``empty_init``, the layers have no
+        memory yet.
 
         For layers without memory, ``setup_module`` allocates only the shards, and calls the layers'
         ``reset_parameters``.
@@ -230,7 +231,7 @@ class FabricModelParallelStrategy(  # type: ignore[misc]  # as above
 
     Args:
         parallelize_fn: called with the module and the device mesh; returns the module to train. The strategy shards the
-            remaining complete parameters over the dimension "data_parallel" of the mesh.
+            parameters that are still complete, over the dimension "data_parallel" of the mesh.
         data_parallel_size, tensor_parallel_size, save_distributed_checkpoint, process_group_backend, timeout: as for
             drivetrain's ModelParallelStrategy.
     """

@@ -119,7 +119,7 @@ class FabricVerbs(Verbs):
         if move_to_device:
             strategy.module_to_device(converted)
         follow(optimizers, before, module)
-        # Otherwise the base class's setup_module() would convert the module again.
+        # With ``_converted``, the base class's setup_module() does not convert the module again.
         with standing_for(strategy, lightning_module=converted, _converted=converted):
             if optimizers:
                 given = () if scheduler is None else (scheduler,)
@@ -336,7 +336,7 @@ class Strategy(plain.Strategy, metaclass=_Served):
         return super().reduce(tensor, group, reduce_op)
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """Call :meth:`all_reduce`, under the name that the Engine uses."""
+        """Call :meth:`all_reduce`; the Engine calls this method."""
         return self.all_reduce(tensor, group=group, reduce_op=reduce_op)
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------

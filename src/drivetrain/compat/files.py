@@ -96,7 +96,6 @@ def _load(path_or_url: IO[bytes] | str | Path, map_location: Any = None, weights
 
 
 def _load_from_checkpoint(cls: Any, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call ``cls.load_from_checkpoint``."""
     return cls.load_from_checkpoint(checkpoint_path, *args, **kwargs)
 
 

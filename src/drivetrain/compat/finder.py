@@ -112,8 +112,8 @@ class CompatFinder:
 
 
 def _telling_rank(fullname: str, path: Sequence[str] | None) -> ModuleSpec | None:
-    """Return the spec of the module ``lightning_utilities.core.rank_zero``. The load of this module also sets the
-    module's rank, as Lightning does.
+    """Return the spec of the module ``lightning_utilities.core.rank_zero``. When Python loads the module, the finder
+    also sets the module's rank, as Lightning does.
     """
     spec = PathFinder.find_spec(fullname, path)
     if spec is not None and spec.loader is not None:

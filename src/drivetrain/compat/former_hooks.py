@@ -33,8 +33,8 @@ RENAMED = {
 """For each hook that is no longer called: the replacement, and the hook's number of arguments."""
 
 _STEP_END = ("training_step_end", "validation_step_end", "test_step_end")
-"""Hooks with one argument, called only under strategies with ``facts.earlier.step_ends``. Under other strategies, move
-the code of these hooks to the end of the module's step.
+"""Hooks with one argument. Only strategies that split batches (``facts.earlier.step_ends``) call these hooks. For other
+strategies, the program must contain the code of these hooks at the end of the module's step.
 """
 
 

@@ -84,7 +84,6 @@ def merge_dicts(
 
 
 def _convert_params(params: Mapping[str, Any] | Namespace | None) -> dict[str, Any]:
-    """Return hyperparameters as a dictionary."""
     return dict(vars(params)) if isinstance(params, Namespace) else dict(params or {})
 
 

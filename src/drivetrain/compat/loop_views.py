@@ -60,7 +60,7 @@ class _LoopView:
         self._progress = trainer.progress
 
     @property
-    def _data_source(self) -> Any:  # the library GluonTS reads this: does the fit validate?
+    def _data_source(self) -> Any:  # whether the fit validates; the library GluonTS reads this attribute
         return connector_views.LoaderSource(self._trainer, self._stage)
 
     restarting: bool = reads(

@@ -42,8 +42,8 @@ def find_shared_parameters(module: nn.Module) -> list[list[str]]:
 
 
 def set_shared_parameters(module: nn.Module, shared_params: Sequence[Sequence[str]]) -> nn.Module:
-    """Tie parameters again. For each list of :func:`find_shared_parameters`, all names get the parameter of the first
-    name.
+    """Tie parameters again. For each list in a result of :func:`find_shared_parameters`, store the first name's
+    parameter under all names.
     """
     for first, *others in shared_params:
         parameter = module.get_parameter(first)

@@ -74,8 +74,8 @@ def get_torchvision_model(model_name: str, **kwargs: Any) -> nn.Module:
 def get_init_args(frame: types.FrameType) -> dict[str, Any]:
     """Return the arguments of the ``__init__`` in ``frame`` by name, including the items of ``**kwargs``.
 
-    The result is empty for other functions, and for an ``__init__`` without ``super()`` or ``__class__``, whose class
-    is unknown.
+    The result is empty for other functions. The result is also empty for an ``__init__`` that uses neither ``super()``
+    nor ``__class__``, because the class is then unknown.
     """
     code, values = frame.f_code, frame.f_locals
     if "__class__" not in values or code.co_name != "__init__":
@@ -155,8 +155,8 @@ def lightning_hasattr(model: Any, attribute: str) -> bool:
 
 
 def lightning_getattr(model: Any, attribute: str) -> Any:
-    """Return ``attribute`` of the data module's ``hparams``, of the module's ``hparams`` or of the module, whichever
-    has it first.
+    """Return ``attribute`` of the first object that has ``attribute``: the data module's ``hparams``, the module's
+    ``hparams``, or the module itself.
 
     Raises:
         AttributeError: none of the objects has the attribute.

@@ -15,7 +15,6 @@ from drivetrain.base.packages import dist_nn
 
 
 def _distributed_is_initialized() -> bool:
-    """Return whether a process group exists."""
     return dist.is_available() and dist.is_initialized()
 
 

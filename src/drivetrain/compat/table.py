@@ -27,7 +27,7 @@ class Table(NamedTuple):
         folder: the folder below ``drivetrain`` that contains the rows. The rows are read when a program imports
             Lightning.
         distributions: the names of Lightning's distributions for ``importlib.metadata``.
-        later: the folder with the rows of a later version; rows of this table can refer to them.
+        later: the folder with the rows of a later version; rows of this table can refer to those rows.
     """
 
     version: str

@@ -71,7 +71,6 @@ def _materialize_meta_tensors(module: nn.Module, device: torch.device | str | in
 
 
 def _has_meta_device_parameters_or_buffers(obj: Any, recurse: bool = True) -> bool:
-    """Return whether a module, or an optimizer, has a tensor on the meta device."""
     if isinstance(obj, torch.optim.Optimizer):
         return any(parameter.is_meta for group in obj.param_groups for parameter in group["params"])
     return any(tensor.is_meta for tensor in (*obj.parameters(recurse=recurse), *obj.buffers(recurse=recurse)))

@@ -15,15 +15,15 @@ The user's loader and data set do not change. This module iterates a copy of the
 samplers and generator, and so draws the same random numbers.
 
 [Note: without torch's iterator]
-If there are no workers, torch's iterator draws a seed, and then gets indices from the batch sampler and samples from
-the data set, inside a profiler range. :func:`iterate` does the same with fewer function calls. If torch's BatchSampler
-draws from torch's RandomSampler or SequentialSampler, the indices of a batch are a slice of a tensor or range, and not
-one Python number per sample. Each random number is drawn from the same generator, and at the same point of the pass, as
-in torch.
+If there are no workers, torch's iterator first draws a seed. Inside a profiler range, torch's iterator then gets
+indices from the batch sampler and samples from the data set. :func:`iterate` does the same with fewer function calls.
+If torch's BatchSampler draws from torch's RandomSampler or SequentialSampler, the indices of a batch are a slice of a
+tensor or range, and not one Python number per sample. Each random number is drawn from the same generator, and at the
+same point of the pass, as in torch.
 
-Before the first such pass, this module iterates toy loaders with and without torch's iterator, and compares the batches
-and random states. The module uses torch's iterator if the batches or states differ, if code has replaced a function of
-torch's iterator, or if a profiler or a torch mode is active when a pass starts.
+Before the first pass without torch's iterator, this module iterates toy loaders with and without torch's iterator, and
+compares the batches and random states. The module uses torch's iterator if the batches or states differ, if code has
+replaced a function of torch's iterator, or if a profiler or a torch mode is active when a pass starts.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ L = TypeVar("L")
 MANY = 10**8
 """A permutation of this many samples or more has 32-bit indices."""
 TOGETHER = 64
-"""One call slices the indices of this many batches. This takes half as long as one call per batch."""
+"""The number of batches whose indices one call slices. One call per batch would take twice as long."""
 Order = Tensor | range
-"""The order of samples: their indices in a data set."""
+"""The order of samples, as indices in a data set."""
 
 
 def start_pass(loader: Any, pins: bool = False) -> Iterator[Any]:
@@ -84,7 +84,7 @@ def start_pass(loader: Any, pins: bool = False) -> Iterator[Any]:
 
 
 def iterate(source: DataLoader[Any]) -> Iterator[Any]:
-    """Start a pass over ``source``: a result of :func:`batched`, or a copy of such a loader with another sampler."""
+    """Start a pass over ``source``: a result of :func:`batched`, or a copy of a result with another sampler."""
     return _iterate_plainly(source) if _can_iterate_plainly(source) else iter(source)
 
 
@@ -142,7 +142,8 @@ class _Fetch:
         dataset: the user's data set.
         pins: whether batches are written into pinned memory.
         checked: all tensors of a TensorDataset, if the last batch was fetched with one index operation for each tensor;
-            otherwise ``None``. For the next batch, only what code can change about these tensors is checked again.
+            otherwise ``None``. Before the next batch, only properties of these tensors that can have changed are
+            checked again.
     """
 
     def __init__(self, dataset: Any, pins: bool) -> None:
@@ -175,7 +176,7 @@ class _Fetch:
             try:
                 return list(map(torch.index_select, checked, repeat(0), repeat(indices)))
             except IndexError:
-                pass  # a tensor has lost rows
+                pass  # a tensor has fewer rows than before
         return self.collate(indices, are_slice)
 
     def _by_sample(self, indices: Any, are_slice: bool) -> Any:
@@ -246,12 +247,13 @@ def _as_tensor(indices: Any) -> Tensor:
 
 
 def _pinned_rows(tensor: Tensor, count: int) -> Tensor:
-    """Return pinned memory for ``count`` rows of ``tensor``."""
     return torch.empty((count, *tensor.shape[1:]), dtype=tensor.dtype, device=tensor.device, pin_memory=True)
 
 
 def _tensors(data: Any) -> Any:
-    """Return the tensors or parts of ``data`` if it is a tensor or an unchanged torch dataset; else ``None``."""
+    """Return the tensors or datasets inside an unchanged torch dataset; for a tensor, ``(data,)``; otherwise
+    ``None``.
+    """
     kind = type(data)
     if kind is Tensor:
         return (data,)
@@ -270,7 +272,7 @@ def _is_plain(tensor: Any) -> bool:
         and tensor.layout is torch.strided
         and tensor.is_cpu
         and tensor.is_contiguous()
-        and tensor.numel() > 0  # with empty rows, torch checks no indices
+        and tensor.numel() > 0  # torch does not check indices of empty rows
         and not (tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
     )
 
@@ -295,7 +297,9 @@ def _is_torchs(function: Any) -> bool:
 
 
 _CHANGEABLE, _PLAIN = attrgetter("__class__", "is_cpu", "requires_grad"), {(Tensor, True, False)}
-"""A function that reads those attributes of a tensor that code can change, and their values in a plain tensor."""
+"""A function that reads the attributes that code can change on a tensor, and the values of these attributes for a
+:class:`torch.Tensor` on the CPU that requires no gradient.
+"""
 
 _SEQUENCES = (list, tuple, range)
 _INTEGERS = {int}
@@ -305,8 +309,8 @@ _METHODS = {
     for kind in (TensorDataset, StackDataset, Subset)
     for methods in [(kind.__getitem__, getattr(kind, "__getitems__", None))]
 }
-"""Torch's methods that return samples. If code had replaced a method before this module was imported, another function
-is in its place, so that later comparisons are false.
+"""The methods of torch's data sets that return samples. If code had replaced a method before this module was imported,
+``_is_torchs`` takes the method's place, so that later comparisons are false.
 """
 
 _GET_ITEM = _METHODS[TensorDataset][0]
@@ -383,7 +387,7 @@ def as_list(indices: Any) -> list[Any]:
 
 
 def _slices(batch_sampler: BatchSampler, sampler: Any) -> Iterator[Any]:
-    if len(sampler.data_source) == 0:  # a RandomSampler may raise then
+    if len(sampler.data_source) == 0:  # a RandomSampler without samples may raise an error
         yield from batch_sampler
         return
     generator = getattr(sampler, "generator", None)
@@ -412,7 +416,7 @@ def _toys_are_equal() -> bool:
     state = torch.get_rng_state()
     try:
         pairs = [(_iterate_toy(iter, *toy, state), _iterate_toy(_iterate_plainly, *toy, state)) for toy in toys]
-    except Exception:  # this torch has another iterator
+    except Exception:  # this version of torch has another iterator
         return False
     finally:
         torch.set_rng_state(state)

@@ -44,9 +44,9 @@ class CombinedLoader:
     Args:
         iterables: a loader, or nested lists, tuples, named tuples, mappings and dataclasses of loaders. A list or tuple
             that contains only strings and numbers, at any depth, is one loader whose batches are its elements.
-        mode: "min_size" ends with the first loader that ends. "max_size_cycle" ends when each loader has ended once; a
-            loader that ends before that starts again. "max_size" ends when all loaders have ended; loaders that have
-            already ended yield ``None``. "sequential" iterates one loader after another.
+        mode: "min_size" ends with the first loader that ends. "max_size_cycle" ends when each loader has ended once.
+            Until then, a loader that ends is started again. "max_size" ends when all loaders have ended; loaders that
+            have already ended yield ``None``. "sequential" iterates one loader after another.
 
     Raises:
         ConfigurationError: the mode is unknown, or a leaf of the tree is not iterable.
@@ -162,8 +162,8 @@ class CombinedLoader:
         """Let the next pass continue a saved pass. The caller has already set the loaders to their saved positions.
 
         Args:
-            ended: for each loader, whether it has already ended once in the saved pass. Only "max_size_cycle" uses
-                this.
+            ended: for each loader, whether it has already ended once in the saved pass. Only "max_size_cycle" uses this
+                argument.
         """
         self._ended = list(ended)
 
@@ -218,8 +218,8 @@ class CombinedLoader:
     def _starts(self) -> Starts:
         return [partial(_start, loader, limit) for loader, limit in self._limited()]
 
-    # The following methods keep no iterator in a local variable, so that the iterators are freed when the for statement
-    # ends, even if an exception ends it.
+    # The following methods keep no iterator in a local variable. The end of the for statement, also after an exception,
+    # therefore frees the iterators.
 
     def _one_by_one(self) -> Generator[tuple[Any, int, int], None, None]:
         for dataloader_idx, start in enumerate(self._starts()):
@@ -234,8 +234,8 @@ class CombinedLoader:
 
 
 def _max_size_cycle(starts: Starts, ended: Sequence[bool]) -> Iterator[Sequence[Any]]:
-    """Yield the batches of each round. A round first fetches from the loaders that have not ended yet. If these have
-    all ended, the pass is over, and no ended loader was restarted in vain.
+    """Yield the batches of each round. A round first fetches from the loaders that have not ended yet. If all of these
+    loaders end, the pass is over; the round then restarts no loader.
     """
     iterators = [start() for start in starts]
     unended = [index for index, once in enumerate(ended) if not once]
@@ -271,7 +271,7 @@ _MODES: dict[str, tuple[Callable[..., float], Callable[[Starts, Sequence[bool]],
     "min_size": (min, lambda starts, ended: zip(*(start() for start in starts), strict=False)),
     "max_size_cycle": (max, _max_size_cycle),
     "max_size": (max, lambda starts, ended: zip_longest(*(start() for start in starts))),
-    "sequential": (sum, lambda starts, ended: ()),  # loaders are not iterated together
+    "sequential": (sum, lambda starts, ended: ()),  # CombinedLoader iterates the loaders itself
 }
 """For each mode: a function that computes the length of a pass from the loaders' lengths, and a function that yields
 the loaders' batches.

@@ -71,7 +71,7 @@ def count_of(length: int | None, limit: int | float, argument: str, name: str) -
 
 
 def _at_least_one_of(length: int) -> float:
-    """Return 1 / length, rounded up to four digits; a fraction that is rounded down would be less than one batch."""
+    """Return 1 / length, rounded up to four digits. A fraction that is rounded down would be less than one batch."""
     scale = 10 ** (3 + len(str(length)))
     return float(ceil(scale / length) / scale)
 
@@ -106,15 +106,15 @@ def feed(
     """Yield ``(batch, is_last)``.
 
     Unless a limit ends the pass early, the pass exhausts the loader, as a ``for`` loop does. The loader's code after
-    its last batch then runs, and samplers draw their last random numbers. To exhaust the loader, the caller must
-    iterate to the end, beyond the last batch.
+    its last batch then runs, and samplers draw their last random numbers. The loader is exhausted only if the caller
+    requests another item after the last batch.
 
     Args:
         batches: a loader, or a :class:`Passes` object. This function creates one iterator of ``batches``.
         num_batches: the maximum number of batches, or ``inf``.
         move: moves a batch to the device as soon as the batch is fetched; ``None`` if an overridden transfer hook moves
-            it later. If the first batch is already on the device, ``move`` is not called for the other batches of this
-            pass.
+            the batch later. If the first batch is already on the device, ``move`` is not called for the other batches
+            of this pass.
         ahead: the result of :func:`fetches_ahead`.
         resumed: the position of a resumed pass; ``None`` for a new pass.
         started: the iterator over ``batches``, if it was already created.
@@ -164,8 +164,9 @@ def _behind(batches: Any) -> Any:
 def _ask_for_end(batches: Any, items: Iterator[Any], num_batches: float) -> None:
     """Exhaust ``items`` after the last batch, unless a limit has ended the pass early.
 
-    A loader that is its own iterator is not exhausted, because this would take the first batch of its next pass. If
-    ``early_iterators`` of :mod:`drivetrain.parity` is on, a DataLoader without workers is not exhausted, either.
+    A loader that is its own iterator is not exhausted, because the request would take the first batch of the loader's
+    next pass. If ``early_iterators`` of :mod:`drivetrain.parity` is on, a DataLoader without workers is not exhausted,
+    either.
     """
     loader = _behind(batches)
     as_then = parity.current().early_iterators and isinstance(loader, DataLoader) and loader.num_workers == 0
@@ -200,8 +201,8 @@ def gives_up(loader: Any, num_batches: float) -> bool:
 def position_after_end(passes: Passes, before: dict[str, Any]) -> dict[str, Any]:
     """Return the position of ``passes`` after the end of a pass that was resumed at the position ``before``.
 
-    If a stateful loader has yielded no batch since it was resumed, the result contains its state in ``before``, because
-    a loader may have no state until its first batch.
+    If a stateful loader has yielded no batch since the resume, the loader may have no state yet. The result then
+    contains the loader's state in ``before``.
     """
     ended = [part["ended"] for part in before.get("parts", [before])]
     if any(ended) if getattr(passes.loader, "mode", None) == "min_size" else all(ended):
@@ -251,7 +252,7 @@ def _ahead(
             position = passes.position()
             if passes.fetches_here:
                 position["rng"] = rng_state()
-            passes.flight = position  # a checkpoint's position: the batch ahead is not processed
+            passes.flight = position  # checkpoints contain the position before the batch ahead
         for batch in source:
             following = batch if move is None else move(batch)
             break
@@ -366,8 +367,8 @@ def make_room_for_sockets(loader: Any) -> None:
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
-    """Call ``set_epoch`` on the loader's sampler, batch sampler, the batch sampler's own sampler, and iterable-style
-    dataset, if they have this method.
+    """Call ``set_epoch`` on each of these objects with this method: the loader's sampler, the loader's batch sampler,
+    the batch sampler's own sampler, and the loader's iterable-style dataset.
     """
     if isinstance(loader, CombinedLoader):
         for part in loader.flattened:

@@ -98,7 +98,9 @@ def generators_among(owners: Iterable[Any]) -> list[Any]:
 
 
 def _kept(value: Any) -> tuple[list[Callable[[], None]], list[Any]]:
-    """Return functions that together restore ``value``, and the objects that ``value`` contains."""
+    """Return a list of functions that restore ``value`` if all are called, and a list of the objects inside
+    ``value``.
+    """
     if isinstance(value, random.Random):
         return [functools.partial(value.setstate, value.getstate())], []
     source = getattr(value, "bit_generator", None)
@@ -244,7 +246,7 @@ def check_worker_state(state: Any, place: str) -> None:
     """Check that a checkpoint's entry has the form of a result of :func:`worker_state`.
 
     Raises:
-        WrongForm: an entry is missing or has a wrong type, or a generator rejects its state.
+        WrongForm: a part of the entry is missing or has a wrong type, or a generator rejects its state.
     """
     python, words, numpy = of_length(3, state, place)
     if not expect(words, bytes, f"{place}[1]"):

@@ -34,8 +34,8 @@ POSITION: Form = {
     "workers?": {count: (None, check_worker_state)}, "workers_after?": {count: (None, check_worker_state)},
     "seed?": COUNT,
 }  # fmt: skip
-"""The types of the entries of one loader's position. The entries with random states from the start of the pass are
-checked elsewhere.
+"""The types of the entries of one loader's position. ``loops/restart_checks.py`` checks the random states from the
+start of the pass.
 """
 
 
@@ -43,8 +43,8 @@ class Passes:
     """The passes over one loader. An epoch has one pass, or several for a loader in a CombinedLoader.
 
     To resume a pass, this class iterates the loader from its start, and discards the finished batches. Subclasses
-    resume in other ways. The remaining batches equal those of the interrupted pass if they depend only on random
-    numbers that the loader itself draws.
+    resume in other ways. The remaining batches equal the batches of the interrupted pass if batches depend only on
+    random numbers that the loader itself draws.
 
     Args:
         loader: any re-iterable object.
@@ -114,11 +114,9 @@ class Passes:
         """End the previous pass, which may have been abandoned; called before a new pass begins."""
 
     def _start(self) -> Iterator[Any]:
-        """Start a pass of the loader."""
         return without_restart(iter(self.loader))
 
     def _count(self, source: Iterator[Any]) -> Iterator[Any]:
-        """Yield the batches of ``source`` and count them."""
         for self._given, batch in enumerate(source, self._given + 1):  # noqa: B020
             yield batch
         self._ended = True
@@ -137,7 +135,7 @@ class Passes:
 
     def carry_over(self, position: Position) -> None:
         """Restore the states that the loader keeps between passes: the user's generators, and persistent workers."""
-        # a CombinedLoader's position lacks this entry
+        # the position of a CombinedLoader has no entry "given"
         if "given" in position:
             set_generator_states(self._generators, position["generators"])
             self._carry_over(position)
@@ -173,11 +171,13 @@ class Passes:
         self._resume(position)
 
     def _fits(self, position: Position) -> bool:
-        """Whether ``position`` belongs to the same kind of loader."""
+        """Whether ``position`` was saved for a loader of this kind."""
         return "loader" not in position
 
     def _resume(self, position: Position) -> None:
-        """Prepare the rest of the pass. The random state is that from the start of the interrupted pass."""
+        """Prepare the rest of the pass. The caller has restored the random state from the start of the interrupted
+        pass.
+        """
         self._prepared = without_restart(iter(self.loader))
         self._discard(self._prepared, 0, position["given"])
 

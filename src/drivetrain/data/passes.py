@@ -5,8 +5,8 @@ a pass.
 A loader with ``state_dict`` and ``load_state_dict`` saves its position itself. A torch DataLoader over a map-style
 dataset starts in the random state in which the interrupted pass was started, so that its sampler draws the same order.
 The sampler skips the indices of finished batches, so that these batches are not fetched. Any other loader is iterated
-again from its start, and finished batches are discarded. The remaining batches are then correct if they depend only on
-random numbers that the loader itself draws.
+again from its start, and finished batches are discarded. The remaining batches are then correct if batches depend only
+on random numbers that the loader itself draws.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def is_replayed(loader: Any) -> bool:
 
 
 class CombinedPasses(Passes):
-    """The passes over a CombinedLoader, each of whose loaders is resumed at its position."""
+    """The passes over a CombinedLoader; each loader inside the CombinedLoader is resumed at a position of its own."""
 
     can_repeat = False  # the loaders cannot go back by one batch
 
@@ -73,7 +73,9 @@ class CombinedPasses(Passes):
             part.start_epoch()
 
     def _limit_parts(self) -> None:
-        """Set the limit of each loader's passes. After a resume, the limit also counts the batches from before."""
+        """Set the limit of each loader's passes. After a resume, the limit also counts the batches from before the
+        resume.
+        """
         limits = self.loader.limits or [_INF] * len(self._parts)
         for part, limit in zip(self._parts, limits, strict=True):
             part.limit = limit
@@ -110,7 +112,7 @@ class CombinedPasses(Passes):
                 "Resume with the loaders it was saved with."
             )
         if self.loader.mode == "min_size" and any(its_position["ended"] for its_position in parts):
-            self.carry_over(position)  # ending the pass again would fetch from a longer loader
+            self.carry_over(position)  # resume() would fetch another batch from longer loaders
             self._over = True
             return
         for part, its_position in zip(self._parts, parts, strict=True):

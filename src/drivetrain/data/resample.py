@@ -45,9 +45,9 @@ def with_sampler(loader: L, sampler: Sampler[Any] | Iterable[Any]) -> L:
     generator and worker settings, but no running workers. The original does not change.
 
     Args:
-        loader: a DataLoader over a map-style dataset. Its batch sampler is copied, and ``sampler`` becomes the copy's
-            attribute ``sampler``. A batch sampler that was passed as ``sampler``, with ``batch_size=None``, is also
-            copied in this way.
+        loader: a DataLoader over a map-style dataset. The loader's batch sampler is copied, and the argument
+            ``sampler`` becomes the attribute ``sampler`` of this copy. If the user passed a batch sampler as the
+            loader's ``sampler``, with ``batch_size=None``, this batch sampler is copied.
         sampler: yields indices of single samples.
 
     Raises:

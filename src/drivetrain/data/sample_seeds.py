@@ -68,9 +68,9 @@ def seed_of_program() -> int:
 def seeded(loader: Any, seeds: SampleSeeds) -> Any:
     """Return a copy of ``loader`` whose samples draw the same random numbers in any process.
 
-    A loader whose batches are fetched as a whole draws no random numbers for samples, and is returned unchanged. The
-    function warns, and returns the loader unchanged, if the loader is no DataLoader, has an iterable-style dataset, or
-    has a ``state_dict``: its indices are unknown then.
+    A loader whose batches are fetched as a whole draws no random numbers for samples, and is returned unchanged. In
+    three cases, the indices of samples are unknown: the loader is no DataLoader, has an iterable-style dataset, or has
+    a ``state_dict``. The function then warns, and returns the loader unchanged.
 
     Args:
         loader: any loader.
@@ -125,8 +125,9 @@ class _Samples:
     __getitems__ = __getitem__
 
     def collate(self, draw: tuple[tuple[int, ...], Any]) -> Any:
-        """Fetch the samples of a draw, and return their batch. Replaces ``collate_fn``, and gets the draw, because
-        ``__getitem__`` returns it unchanged. If the loader has no batch size, the batch is a single sample.
+        """Fetch the samples of a draw, and return their batch. Replaces ``collate_fn``. The argument is the draw,
+        because ``__getitem__`` returns the draw unchanged. If the loader has no batch size, the batch is a single
+        sample.
         """
         key, drawn = draw
         indices = list(drawn) if self._batched else [drawn]

@@ -71,7 +71,7 @@ class SampledPasses(Passes):
         self._states: dict[int, tuple[Any, Any]] = {}
         self._running: Iterator[Any] | None = None  # the iterator of this pass
         self._begun_at = 0.0  # when the iterator was created
-        self._carries_over = False  # the next pass's workers get a checkpoint's states
+        self._carries_over = False  # whether the workers of the next pass start with the random states of a checkpoint
 
     def close(self) -> None:
         for iterator in (self._running, kept_iterator(self._source)):
@@ -132,7 +132,7 @@ class SampledPasses(Passes):
     def position(self, states: bool = True) -> Position:
         position = {**super().position(states), "drawing": self._draws.drawing}
         if self._sample_seeds is not None:
-            position["seed"] = self._sample_seeds.seed  # workers' states do not matter
+            position["seed"] = self._sample_seeds.seed  # each sample is seeded, so workers need no state
         elif self._seeds is not None:
             inside = self._given % self._workers  # the number of workers that are done in this round
             position["workers"] = {
@@ -164,7 +164,7 @@ class SampledPasses(Passes):
 
     def resume(self, position: Position) -> None:
         super().resume(position)
-        # also for a pass that has ended, because its position may be saved again
+        # also if the pass has ended, because another checkpoint may contain this position
         self._draws.drawing = position["drawing"]
 
     def _restore_seed(self, position: Position) -> None:
@@ -192,7 +192,7 @@ class SampledPasses(Passes):
         self._draws.skip(0, position["drawing"])
         self._draws.started = None
         if self._seeds is not None:
-            self._seeds.states = {}  # the workers have copies; later workers are seeded by torch
+            self._seeds.states = {}  # the running workers have copies of these states; torch seeds later workers
         self._discard(self._prepared, skipped, done)
 
     def _discarded(self, item: Any) -> None:
@@ -223,7 +223,7 @@ class _Draws(SamplerProxy):
         """Let the next iteration skip its first ``count`` draws. ``drawing``: the random state before these draws."""
         self._skip, self.drawing = count, drawing
 
-    def __iter__(self) -> Iterator[Any]:  # DataLoaders with workers call this twice
+    def __iter__(self) -> Iterator[Any]:  # DataLoaders with workers call __iter__ twice
         # iter() is called here and not in the generator, because it may draw a random number
         return self._started(iter(self._sampler))
 
@@ -288,8 +288,8 @@ _fits = [0]  # number of fits that run in this process
 def workers_outlive_sigterm(outlive: bool) -> None:
     """Count the running fits: add one if ``outlive``, else subtract one. While a fit runs, workers ignore SIGTERM.
 
-    A SIGTERM to the process group reaches the rank and its workers. The rank needs the workers' batches until it has
-    saved a checkpoint. Workers always ignore Ctrl-C, because their rank ends them.
+    A SIGTERM to the process group reaches the rank and its workers. The rank needs the workers' batches until the rank
+    has saved a checkpoint. Workers always ignore Ctrl-C, because their rank ends them.
     """
     _fits[0] += 1 if outlive else -1
     for byte in _outlives:

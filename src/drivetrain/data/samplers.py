@@ -1,10 +1,10 @@
 """Split each batch among the processes that train on one data set.
 
 [Note: one order]
-All ranks draw the *same* order of samples: the order that rank 0 would draw if it trained alone, from the user's own
-sampler, with rank 0's random state. A *global batch* contains the samples of all ranks in one step. Each rank processes
-a slice of the global batch. The sequence of global batches therefore depends on the global batch size, but not on the
-number of ranks. A loader with ``shuffle=False`` keeps its order.
+All ranks draw the *same* order of samples: the order that rank 0 would draw if rank 0 trained alone. The user's own
+sampler draws this order in rank 0's random state. A *global batch* contains the samples of all ranks in one step. Each
+rank processes a slice of the global batch. The sequence of global batches therefore depends on the global batch size,
+but not on the number of ranks. A loader with ``shuffle=False`` keeps its order.
 
 [Note: uneven ends]
 All ranks yield the same number of batches. If the last global batch does not divide evenly, the sizes of the slices
@@ -113,8 +113,8 @@ def samples_in(loader: Any, batches: int) -> int | None:
     """Return the number of samples in the first ``batches`` batches of ``loader``, on all ranks together.
 
     Args:
-        loader: the loader of one rank. Unless :func:`share` has returned this loader, only this rank's samples are
-            counted.
+        loader: the loader of one rank. If the loader is a result of :func:`share`, the samples of all ranks are
+            counted; otherwise, only this rank's samples are counted.
         batches: the number of batches on this rank.
 
     Returns:
@@ -137,9 +137,9 @@ def order_of(loader: Any) -> dict[str, Any] | None:
     """Return a description of the order in which a loader draws its samples, for comparison with another loader.
 
     Returns: ``None`` unless the loader is a DataLoader over a map-style dataset; else a dictionary. ``sampler``: the
-    name of the sampler's class. ``samples``: the number of samples that it draws, or ``None``. ``dataset``: the length
-    of the dataset, or ``None``. ``options``: the sampler's attributes that determine the order. ``own_batches``:
-    whether a user's batch sampler makes the batches, so that positions count batches.
+    name of the sampler's class. ``samples``: the number of samples that the sampler draws, or ``None``. ``dataset``:
+    the length of the dataset, or ``None``. ``options``: the sampler's attributes that determine the order.
+    ``own_batches``: whether a user's batch sampler makes the batches, so that positions count batches.
     """
     if not (place := drawn_by(loader)):
         return None
@@ -174,7 +174,7 @@ class RankBatches(SamplerProxy, ABC):
     """A batch sampler that yields this rank's part of each global batch: see the notes at the beginning of the file.
 
     Args:
-        order: an iterable with a length. Its items, which the ranks divide, are samples or complete batches.
+        order: an iterable with a length. The items are samples or complete batches, and are divided among the ranks.
         size: the number of samples or complete batches in a global batch.
         rank, world_size, agree: as for :func:`share`.
     """
@@ -197,7 +197,7 @@ class RankBatches(SamplerProxy, ABC):
     def __len__(self) -> int:
         first, left = self.batches_before(), self._total() - self.divided_from
         if self._drop_last:
-            return first + max(left // self._size, int(first > 0))  # resumed: at least one batch
+            return first + max(left // self._size, int(first > 0))  # a resumed pass has at least one batch
         return first - (-left // self._size)
 
     def _total(self) -> int:
@@ -205,7 +205,7 @@ class RankBatches(SamplerProxy, ABC):
         return len(self._sampler)
 
     def batches_before(self) -> int:
-        """Return the number of batches for which the items before :attr:`divided_from` count."""
+        """Return how many batches the items before :attr:`divided_from` count as."""
         return max(self.divided_from // self._size, 1) if self.divided_from else 0
 
     def items_in(self, batches: int) -> int:
@@ -222,7 +222,9 @@ class RankBatches(SamplerProxy, ABC):
             yield start, (start := min(stop, total))
 
     def uneven_from(self) -> float:
-        """Return the number of the first global batch whose parts may have unequal sizes; ``inf`` if there is none."""
+        """Return the index of the first global batch whose parts may have unequal sizes; ``inf`` if there is no such
+        batch.
+        """
         if self._size % self.world_size:
             return 0
         whole, rest = divmod(self._total() - self.divided_from, self._size)
@@ -250,8 +252,8 @@ class RankBatches(SamplerProxy, ABC):
         if self.draws:
             return self._drawn()
         own = rng_state()
-        # Several ranks may have part 0 of the data. If such a rank had rank 0's random state before, the rank keeps the
-        # state after the draw. The states then stay equal, for example when both ranks seed workers.
+        # Several ranks may have part 0 of the data. A rank that had rank 0's random state before the draw also has rank
+        # 0's state after the draw. All these ranks then, for example, seed their workers with the same number.
         in_step = self._rank == 0 and _alike(own, state)
         set_rng_state(state)
         set_generator_states(generators, drawing)
@@ -266,7 +268,8 @@ class RankBatches(SamplerProxy, ABC):
             return drawn_order(self._sampler)
         order = without_restart(iter(self._sampler))
         if type(self._sampler) is RandomSampler:
-            # with its first index, the sampler draws the seed of its generator: draw both now
+            # when its first index is requested, the sampler also draws a seed for its generator; this call requests the
+            # first index
             first = list(itertools.islice(order, 1))
             return itertools.chain(first, order)
         return iter(list(order))  # exhaust the sampler in rank 0's random state

@@ -17,11 +17,11 @@ def is_stateful(loader: Any) -> bool:
 
 
 def samples_of_all_ranks(position: Any) -> int | None:
-    """Return the number of the epoch's samples that all ranks together have received, if the loader's state contains
-    it; else ``None``.
+    """Return how many samples of the epoch all ranks together have received, if the loader's state contains this
+    number; else ``None``.
 
-    The number is the entry ``sample_in_epoch`` of the loader's state, or of the dataset's state inside it. A loader
-    with such a state can divide the rest of the epoch among any number of ranks.
+    The number is the entry ``sample_in_epoch`` of the loader's state, or of the dataset's state inside the loader's
+    state. A loader with such a state can divide the rest of the epoch among any number of ranks.
 
     Args:
         position: the position of a pass.
@@ -63,7 +63,7 @@ def between_passes(loader: Any, state: Any, begun: bool, whole: bool) -> Iterato
     Returns: If a limit or the user had ended the pass early: its remaining batches, which the caller must pass to
     :func:`leave` before the next pass. Else: ``None``.
     """
-    if not begun or hasattr(loader, "__next__"):  # such a loader continues at its position
+    if not begun or hasattr(loader, "__next__"):  # a loader that is its own iterator continues at its position
         loader.load_state_dict(copy.deepcopy(state))
         return None
     rest = rest_of_pass(loader, state, whole)
@@ -71,7 +71,7 @@ def between_passes(loader: Any, state: Any, begun: bool, whole: bool) -> Iterato
 
 
 def leave(rest: Iterator[Any]) -> None:
-    """Abandon ``rest``; if ``rest`` has not begun, fetch its first batch before.
+    """Abandon ``rest``. If ``rest`` has not begun, first fetch its first batch.
 
     The code of a generator function runs only when the first batch is requested. Until then, the loader has not used
     the loaded state. Without this fetch, the loader's next pass would yield the rest of the old pass.

@@ -15,7 +15,7 @@ from drivetrain.engine.engine import Engine
 from drivetrain.errors import ConfigurationError, text_of
 from drivetrain.precision.precision import PrecisionRegistry
 
-_TOLERANCES = {torch.float64: 1e-9, torch.float32: 5e-3}  # relative errors; float32 can use TF32
+_TOLERANCES = {torch.float64: 1e-9, torch.float32: 5e-3}  # relative errors; the tolerance of float32 allows TF32
 _TOLERANCE = 0.2  # the tolerance for types of 16 and 8 bits
 _WIDTH = 64
 

@@ -71,7 +71,7 @@ def kinds() -> list[type[Optimizer]]:
 
 def check() -> Items:
     """Compare the optimizers on the first device of each kind."""
-    torch.use_deterministic_algorithms(True, warn_only=True)  # fills new memory with NaN
+    torch.use_deterministic_algorithms(True, warn_only=True)  # torch then fills new memory with NaN
     for kind in available():
         if isinstance(kind, Kind):  # the check of devices reports unusable devices
             accelerator = kind.accelerator

@@ -23,19 +23,7 @@ from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.data.combined import has_data_loader
 from drivetrain.data.feed import make_room_for_sockets, seed_workers
-from drivetrain.engine.parts import (
-    NoLoggerError,
-    bind_device,
-    check_pair,
-    check_parts,
-    for_engine,
-    launcher_of,
-    listed,
-    loggable,
-    logger_of,
-    strategy_of,
-    verbs_of,
-)
+from drivetrain.engine import parts
 from drivetrain.engine.state_files import StateFiles
 from drivetrain.engine.wrappers import EngineLoader, EngineModule, OptimizerHandle, follow, unwrapped
 from drivetrain.errors import ConfigurationError, MissingAttributeError, WrongTypeError, arguments_checked, described
@@ -83,7 +71,7 @@ class Engine(StateFiles):
     call of :meth:`launch`.
 
     Args:
-        plugins: the Trainer's argument ``plugins``, without LayerSync.
+        plugins: the Trainer's argument ``plugins``, except LayerSync.
         callbacks: objects whose methods :meth:`call` calls.
         loggers: the loggers that :meth:`log` calls. A logger that is given by name writes below the working directory.
         plan: a resolved plan, which replaces the arguments from accelerator to plugins.
@@ -118,28 +106,28 @@ class Engine(StateFiles):
                 accelerator=accelerator, strategy=strategy, devices=devices, num_nodes=num_nodes, precision=precision
             )
             given: Any = plugins  # Any, because Settings has the plugins of a Trainer
-            plan = for_engine(resolve(Settings(plugins=given, check_collectives=check_collectives, **chosen)))
+            plan = parts.for_engine(resolve(Settings(plugins=given, check_collectives=check_collectives, **chosen)))
             if plan.layer_sync is not None:
                 raise ConfigurationError(
                     f"Engine got the {type(plan.layer_sync).__name__} in plugins, and only a Trainer's fit applies "
                     "one. Call its apply(model) before engine.setup(model)."
                 )
         self.plan = plan
-        check_parts(plan)
-        self.strategy = strategy_of(plan)
+        parts.check_parts(plan)
+        self.strategy = parts.strategy_of(plan)
         self.strategy.accelerator = plan.accelerator
         self.strategy.parallel_devices = plan.devices
         self.strategy.set_ranks(plan.environment, plan.num_nodes)
         self.strategy.precision_plugin = plan.precision
-        bind_device(plan)
+        parts.bind_device(plan)
         if plan.checkpoint_io is not None:
             self.strategy.checkpoint_io = plan.checkpoint_io
         self.strategy.layer_sync = plan.layer_sync
-        self.callbacks: list[Any] = listed(callbacks)
-        self.loggers: list[Logger] = [logger_of(each) for each in listed(loggers)]
-        self.launcher = launcher_of(plan)
+        self.callbacks: list[Any] = parts.listed(callbacks)
+        self.loggers: list[Logger] = [parts.logger_of(each) for each in parts.listed(loggers)]
+        self.launcher = parts.launcher_of(plan)
         self._check_collectives = check_collectives
-        self._verbs = verbs_of(self.strategy)
+        self._verbs = parts.verbs_of(self.strategy)
 
     if not TYPE_CHECKING:  # otherwise type checkers accept any attribute
 
@@ -167,7 +155,7 @@ class Engine(StateFiles):
             ConfigurationError: there is no logger.
         """
         if not self.loggers:
-            raise NoLoggerError("This Engine has no logger. Write Engine(loggers=[CSVLogger(...)]).")
+            raise parts.NoLoggerError("This Engine has no logger. Write Engine(loggers=[CSVLogger(...)]).")
         return self.loggers[0]
 
     # ---- set up --------------------------------------------------------------------------------------------------
@@ -213,7 +201,7 @@ class Engine(StateFiles):
         module = compiled_in_place(module)
         self._check_module(module)
         self._check_optimizers(optimizers)
-        check_pair(module, optimizers)
+        parts.check_pair(module, optimizers)
         self._begin()
         if self.strategy.world.size > 1:
             self._compare(module, optimizers)
@@ -228,8 +216,8 @@ class Engine(StateFiles):
         for callback in self.callbacks:
             if callable(hook := getattr(callback, "on_after_setup", None)):
                 hook(**taken(hook, {"engine": self, "fabric": self, "module": model}))
-        parts = (model, *handles, *([] if scheduler is None else [scheduler]))
-        return parts if len(parts) > 1 else model
+        results = (model, *handles, *([] if scheduler is None else [scheduler]))
+        return results if len(results) > 1 else model
 
     def _compare(self, module: nn.Module, optimizers: Sequence[Optimizer]) -> None:
         """Compare the arguments of all ranks. If the arguments differ, raise an error on all ranks."""
@@ -241,7 +229,7 @@ class Engine(StateFiles):
     def setup_module(
         self, module: nn.Module, move_to_device: bool = True, _reapply_compile: bool = True
     ) -> EngineModule:
-        """Set up a module without optimizers, which can then be created from the wrapped module's parameters."""
+        """Set up a module. Afterwards, optimizers can be created from the wrapped module's parameters."""
         return cast("EngineModule", self.setup(module, move_to_device=move_to_device))
 
     def setup_optimizers(self, *optimizers: Optimizer) -> Any:
@@ -335,7 +323,9 @@ class Engine(StateFiles):
     # ---- one step ------------------------------------------------------------------------------------------------
 
     def forward_context(self) -> AbstractContextManager[Any] | None:
-        """Return a new context for a forward pass; ``None`` if there is no context, or a Trainer's step enters it."""
+        """Return a new context for a forward pass. Return ``None`` if the precision has no context, or if the step of a
+        Trainer enters the precision's context.
+        """
         if self.strategy.lightning_module is not None and familiar.enters_step_contexts(self.strategy):
             return None
         return self.precision.forward_context()
@@ -422,7 +412,8 @@ class Engine(StateFiles):
         )
 
     def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> AbstractContextManager[None]:
-        """Context in which backward passes exchange no gradients, for all batches of an optimizer step but the last.
+        """Context in which backward passes exchange no gradients. Enter the context for all batches of an optimizer
+        step except the last batch.
 
         Args:
             module: a module that :meth:`setup` returned.
@@ -450,7 +441,9 @@ class Engine(StateFiles):
         return self._verbs.tensor_context()
 
     def sharded_model(self) -> AbstractContextManager[Any]:
-        """Context in which a sharding strategy can shard new layers; it does nothing with other strategies."""
+        """Context in which a sharding strategy can shard new layers; with other strategies, the context does
+        nothing.
+        """
         return self._verbs.sharded_context()
 
     # ---- callbacks and logging -----------------------------------------------------------------------------------
@@ -471,7 +464,7 @@ class Engine(StateFiles):
     def log_dict(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Log numbers with every logger, at ``step``. All tensors are read from the device immediately, in one copy."""
         if self.loggers and self.is_global_zero:
-            numbers, _ = read_together(loggable(metrics), self.accelerator.supports_float64)
+            numbers, _ = read_together(parts.loggable(metrics), self.accelerator.supports_float64)
             for logger in self.loggers:
                 logger.log_metrics(metrics=dict(zip(metrics, numbers, strict=True)), step=step)
 

@@ -44,7 +44,9 @@ def listed(given: Any) -> list[Any]:
 
 
 def logger_of(given: Any) -> Any:
-    """Return ``given``, or the logger of this name if ``given`` is a string. Check that the result is a logger."""
+    """Return ``given``; if ``given`` is a string, return the logger with this name. Check that the result is a
+    logger.
+    """
     logger = load("drivetrain.loggers.logger:logger_named")(given, os.getcwd()) if isinstance(given, str) else given
     if isinstance(logger, type) or not callable(getattr(logger, "log_metrics", None)):
         raise ConfigurationError(
@@ -55,7 +57,7 @@ def logger_of(given: Any) -> Any:
 
 
 class NoLoggerError(ConfigurationError, IndexError):
-    """An Engine has no logger; also an IndexError, as for an empty list of loggers."""
+    """An Engine has no logger; the error is also an IndexError, which an empty list of loggers would raise."""
 
 
 def loggable(metrics: Mapping[str, Any]) -> Collection[Any]:
@@ -66,7 +68,7 @@ def loggable(metrics: Mapping[str, Any]) -> Collection[Any]:
     """
     for name, value in metrics.items():
         is_list = isinstance(value, (list, tuple)) and all(isinstance(each, (Number, Tensor)) for each in value)
-        count = math.prod(getattr(value, "shape", ())) if hasattr(value, "item") else 1  # a numpy array or scalar, too
+        count = math.prod(getattr(value, "shape", ())) if hasattr(value, "item") else 1  # NumPy's values have item()
         if is_list or count != 1:
             given = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else described(value)
             raise UnloggableError(

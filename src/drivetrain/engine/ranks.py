@@ -33,7 +33,7 @@ R = TypeVar("R")
 
 
 class RankFacts:
-    """The ranks and sizes of the job as properties, for the Engine and the Trainer, which have a ``strategy``."""
+    """Properties that read the ranks and sizes of the job from ``strategy``, for the Engine and the Trainer."""
 
     strategy: Strategy
 

@@ -39,8 +39,8 @@ class States(Protocol):
     """How a strategy saves and loads the states of modules and optimizers.
 
     Attributes:
-        loads_modules, loads_optimizers: whether the strategy overrides the loading of these states. If so, the strategy
-            itself checks whether a state fits.
+        loads_modules, loads_optimizers: whether the strategy overrides the loading of the states of modules, and of
+            optimizers. If so, the strategy itself checks whether a state fits.
     """
 
     @property
@@ -60,7 +60,7 @@ class States(Protocol):
 
 def of(state: Mapping[str, Any], filters: Filters, states: States) -> dict[str, Any]:
     """Return ``state`` as plain data. The strategy returns the states of modules and optimizers. Other objects with a
-    ``state_dict`` are replaced by its result. Other values are unchanged.
+    method ``state_dict`` are replaced by the result of this method. Other values are unchanged.
 
     Raises:
         CheckpointError: an entry cannot be stored as plain data.
@@ -153,7 +153,8 @@ def _restore(
 
     Modules and optimizers are loaded last. Their old states are not copied, because their new states were already
     checked. A precision is loaded before modules and optimizers, because only the precision itself can detect that its
-    state is damaged. A Trainer loads the precision after modules and optimizers, so the precision is loaded again then.
+    state is damaged. After modules and optimizers, the precision is loaded again, because a Trainer loads the precision
+    at this point.
     """
     late = (Precision, Optimizer, nn.Module)
     names = sorted(pairs, key=lambda name: [isinstance(pairs[name][0], kind) for kind in reversed(late)])
@@ -205,7 +206,7 @@ def original(module: nn.Module) -> nn.Module:
 
 def _check_fits(module: nn.Module, weights: Any, strict: bool, where: str) -> None:
     if any(hooks_before_loading(child) for child in module.modules()):
-        return  # such hooks may rename entries: torch checks the names
+        return  # hooks may rename entries, so only torch can check the names
     own = module.state_dict()
     missing = [key for key in own if key not in weights]
     unexpected = [key for key in weights if key not in own]

@@ -35,8 +35,8 @@ class StateFiles(Ranks):
         Args:
             path: the file.
             state: a dictionary with modules, optimizers, other objects with ``state_dict``, and plain data.
-            filter: functions ``(key, value) -> bool`` by names in ``state``. A function returns whether to save an
-                entry of the state dict of this name.
+            filter: a dictionary from names in ``state`` to functions ``(key, value) -> bool``. The function is called
+                for each entry of the named state dict, and returns whether to save the entry.
 
         Raises:
             CheckpointError: the file could not be written, or an entry is not plain data. No file on disk has changed.

@@ -26,18 +26,18 @@ from drivetrain.base.tree import move
 from drivetrain.checkpoints.io import background_of, reading
 from drivetrain.checkpoints.plain import decode, encode
 from drivetrain.engine import snapshots
-from drivetrain.engine.wrappers import OptimizerHandle, TakeStep, follow, requires_closure, unwrapped
+from drivetrain.engine.wrappers import OptimizerHandle, TakeStep, check_closure, follow, unwrapped
 from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.strategies import familiar, rank_files
 from drivetrain.strategies.strategy import Strategy
 
-_RANK_STATE = "drivetrain_rank_state"  # entry: the strategy's ``rank_state`` of one rank, by module
-_PRECISION = "drivetrain_precision"  # entry: the precision's state; a class name is appended
+_RANK_STATE = "drivetrain_rank_state"  # entry: for each module, the strategy's ``rank_state``
+_PRECISION = "drivetrain_precision"  # entry: the precision's state; the precision's class name is appended
 _RANK_FILES = "drivetrain_rank_files"  # entry: the files of all ranks except rank 0
 
 
 class Verbs:
-    """The methods of one strategy, as an Engine calls them.
+    """Calls the methods of one strategy for an Engine.
 
     Args:
         strategy: the Engine's strategy.
@@ -70,7 +70,7 @@ class Verbs:
         return type(self), (self.strategy,)  # each process sets up its own modules
 
     def __deepcopy__(self, memo: Any) -> Verbs:
-        return self  # a copied loader still calls this object
+        return self  # a copy of a loader still calls this object
 
     def overridden(self, *names: str) -> bool:
         """Return whether the strategy overrides any of these methods."""
@@ -88,7 +88,9 @@ class Verbs:
             handle.bind(self._known_step(plain), self._zero_grad(plain))
 
     def start_store(self) -> None:
-        """Start the background process that writes checkpoints, so that problems with it are logged before training."""
+        """Start the background process that writes checkpoints, so that problems with this process are logged before
+        training.
+        """
         if (background := background_of(self.strategy.checkpoint_io)) is not None:
             background.start()
 
@@ -125,11 +127,7 @@ class Verbs:
                 step.
         """
         precision = self.strategy.precision_plugin
-        if precision.scales_loss and requires_closure(optimizer):
-            raise ConfigurationError(
-                f"{type(optimizer).__name__} evaluates the loss several times per step, which the scaled loss of "
-                f'precision={precision.name!r} does not allow. Write precision="bf16-mixed" or "32-true".'
-            )
+        check_closure(optimizer, precision)
         handle = OptimizerHandle(optimizer)
         handle.bind(self._known_step(optimizer), self._zero_grad(optimizer))
         if precision.scales_loss:
@@ -210,11 +208,9 @@ class Verbs:
     @contextmanager
     def no_backward_sync(self, model: nn.Module, enabled: bool) -> Iterator[None]:
         """Context in which backward passes through the prepared ``model`` exchange no gradients."""
-        if not enabled:
+        held_back = familiar.bind_accumulating(self.strategy, model) if enabled else None
+        with (held_back or nullcontext)():
             yield
-        else:
-            with (familiar.bind_accumulating(self.strategy, model) or nullcontext)():
-                yield
 
     # ---- building models -----------------------------------------------------------------------------------------
 
@@ -254,7 +250,7 @@ class Verbs:
         if own := self._rank_states(state) if keeps else {}:
             snapshot[_RANK_STATE] = own
         if keeps and self.strategy.world_size > 1:
-            self.strategy.barrier("Engine.save")  # if a rank makes another call, the error names this barrier
+            self.strategy.barrier("Engine.save")  # errors name this barrier if a rank does not call save
             if any(self.strategy.world.gather_objects(bool(own))):
                 part = {_RANK_STATE: own}
                 rank_files.save(self.strategy, snapshot, part, path, waits=False, listed=_RANK_FILES)
@@ -291,11 +287,8 @@ class Verbs:
 
     def _rank_states(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return this rank's ``rank_state`` of the strategy for each module of ``state`` that was set up."""
-        states = {}
-        for name, module in self._set_up_of(state).items():
-            if kept := self.strategy.rank_state(module):
-                states[name] = encode(kept, f"{type(self.strategy).__name__}.rank_state()")
-        return states
+        kept = {name: self.strategy.rank_state(module) for name, module in self._set_up_of(state).items()}
+        return {name: encode(own, f"{type(self.strategy).__name__}.rank_state()") for name, own in kept.items() if own}
 
     def _own_part(self, held: Mapping[str, Any], path: str, strict: bool, weights_only: bool | None) -> Any:
         """Return the result of :meth:`_rank_states` that was saved for this rank. Every rank must call this method.
@@ -348,13 +341,15 @@ class Verbs:
 
     @property
     def loads_modules(self) -> bool:
-        """Whether the strategy overrides the loading of a module's state, and so checks itself whether a state fits."""
+        """Whether the strategy overrides the loading of a module's state. If so, the strategy itself checks whether a
+        state fits.
+        """
         return self.overridden("load_module_state", "load_model_state_dict")
 
     @property
     def loads_optimizers(self) -> bool:
-        """Whether the strategy overrides the loading of an optimizer's state, and so checks itself whether a state
-        fits.
+        """Whether the strategy overrides the loading of an optimizer's state. If so, the strategy itself checks whether
+        a state fits.
         """
         return self.overridden("load_optimizer_states", "load_optimizer_state_dict")
 

@@ -30,8 +30,8 @@ def begin(
         strategy: provides the ranks.
         starts_elsewhere: whether another program, such as a cluster's, has started the processes.
         run_folder: a function that returns the folder into which the watching process writes stacks.
-        stall_timeout_s: if a rank is in a collective for longer than these seconds, it is reported; ``None``: the rank
-            is not watched.
+        stall_timeout_s: if a rank is in a collective for longer than this number of seconds, the rank is reported;
+            ``None``: the rank is not watched.
     """
     if not stall_timeout_s or (sheet := join(strategy, starts_elsewhere)) is None:
         return None
@@ -60,7 +60,7 @@ def join(strategy: Any, starts_elsewhere: bool) -> Sheet | None:
         if strategy.local_rank == 0:
             try:
                 sheet = sheet or _make(strategy)
-            finally:  # always: other ranks may have no sheet
+            finally:  # even after an error, because other ranks wait for the key
                 store.set(key, str(sheet.folder) if sheet else "")
         elif sheet is None:
             store.wait([key], timedelta(seconds=_MEETING_S))

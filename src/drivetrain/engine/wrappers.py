@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 
-from drivetrain.base.introspect import reads
+from drivetrain.base.introspect import calls, reads
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.restoring import COUNT, entry
 from drivetrain.base.torch_private import STORES, apply, compiled_call
@@ -29,7 +29,7 @@ from drivetrain.data.batched import log_fetching, start_pass
 from drivetrain.data.combined import without_restart
 from drivetrain.data.feed import set_epoch
 from drivetrain.errors import ConfigurationError, MissingAttributeError, WrongTypeError, described, did_you_mean, shown
-from drivetrain.precision.precision import in_default_dtype
+from drivetrain.precision.precision import Precision, in_default_dtype
 from drivetrain.strategies.redirection import redirected
 
 TakeStep = Callable[[Optimizer, "Callable[[], Any] | None", "dict[str, Any]"], Any]
@@ -62,7 +62,7 @@ class Mover(Protocol):
 
 
 class OptimizerHandle:
-    """Wraps an optimizer. Can replace ``step`` and ``zero_grad``; its other attributes are those of the optimizer.
+    """Wraps an optimizer. The wrapper can replace ``step`` and ``zero_grad``; all other attributes are the optimizer's.
 
     For ``isinstance``, the wrapper has the optimizer's class. Schedulers accept both the wrapper and the optimizer.
 
@@ -126,16 +126,31 @@ def unwrapped(optimizer: Any) -> Optimizer:
 
 
 def requires_closure(optimizer: Optimizer) -> bool:
-    """Return whether the optimizer's ``step`` must be called with a closure, as that of LBFGS."""
+    """Return whether the optimizer's ``step`` must be called with a closure, as the ``step`` of LBFGS must be."""
     parameter = inspect.signature(type(optimizer).step).parameters.get("closure")
     return parameter is not None and parameter.default is inspect.Parameter.empty
+
+
+def check_closure(optimizer: Optimizer, precision: Precision, *others: tuple[bool, str]) -> None:
+    """Check that nothing prevents ``optimizer`` from evaluating the loss several times per step, if it does that.
+
+    Raises:
+        ConfigurationError: the precision scales the loss, or one of ``others`` holds, which are conditions, each with
+            the rest of the message.
+    """
+    cure = 'Write precision="bf16-mixed" or "32-true".'
+    scaled = f"the scaled loss of precision={precision.name!r} does not allow. {cure}"
+    for holds, what in (*others, (precision.scales_loss, scaled)):
+        if holds and requires_closure(optimizer):
+            name = type(optimizer).__name__
+            raise ConfigurationError(f"{name} evaluates the loss several times per step, which {what}")
 
 
 class EngineModule(nn.Module):
     """A module whose ``forward`` runs in the engine's precision and through the strategy's wrapper.
 
-    The wrapper has the original module's parameters, buffers and children, under the original names. Other attributes
-    of the wrapper are attributes of the original module, also when they are set. If the precision changes the forward
+    The wrapper has the original module's parameters, buffers and children, under the original names. All other
+    attributes are read from the original module, and set on the original module. If the precision changes the forward
     pass, floating-point results are converted to torch's default dtype, so that a loss is not computed in 16 bits.
 
     Args:
@@ -156,7 +171,7 @@ class EngineModule(nn.Module):
         own["_converts"] = bool(own["_convert"] or of_users or numbers.forward_context() is not None)
         own["_convert_output"] = of_users or in_default_dtype
         if not own["_converts"]:
-            own["forward"] = forward_module.__call__  # the engine adds nothing: no own forward
+            own["forward"] = forward_module.__call__  # the engine adds nothing to the forward pass
         own["_watch"] = _FirstCall() if own["_converts"] or forward_module is not original else None
         # ``begin`` registers hooks. torch would compile these hooks if the module is compiled in place.
         if own["_watch"] is not None and compiled_call(original) is None:
@@ -187,7 +202,7 @@ class EngineModule(nn.Module):
         convert = self._convert
         if convert is not None:
             args, kwargs = convert(args), convert(kwargs)
-        # A new context in each call, because this function may call itself, and an autocast object stores only one
+        # Each call needs a new context, because this function may call itself, and an autocast object stores only one
         # outer state.
         context = self._numbers.forward_context()
         with context or nullcontext():
@@ -290,11 +305,9 @@ class EngineModule(nn.Module):
         self._forward_module.train(mode)
         return self
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        return self._original.state_dict(*args, **kwargs)
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        return self._original.load_state_dict(state_dict, *args, **kwargs)
+    state_dict: Any = calls("_original.state_dict")
+    load_state_dict: Any = calls("_original.load_state_dict")
+    compile: Any = calls("_original.compile")
 
     def apply(self, fn: Callable[[nn.Module], None]) -> EngineModule:
         self._original.apply(fn)
@@ -304,9 +317,6 @@ class EngineModule(nn.Module):
         apply(self._original, fn, recurse)
         return self
 
-    def compile(self, *args: Any, **kwargs: Any) -> None:
-        self._original.compile(*args, **kwargs)
-
     def __repr__(self) -> str:
         return f"EngineModule({self._original!r})"
 
@@ -315,10 +325,10 @@ class EngineModule(nn.Module):
 
 
 class _FirstCall:
-    """Warns if the first training forward pass bypasses the wrapper; then removes its hooks."""
+    """Hooks that warn if the first forward pass in training bypasses the wrapper; the pass removes the hooks."""
 
     def __init__(self) -> None:
-        self._wrapper: int | None = None  # an id, because a reference would form a cycle
+        self._wrapper: int | None = None  # an id, because a reference to the wrapper would form a cycle
         self._handles: list[Any] = []
 
     def begin(self, wrapper: nn.Module, original: nn.Module) -> None:
@@ -334,7 +344,7 @@ class _FirstCall:
 
     def __call__(self, module: nn.Module, inputs: Any) -> None:
         if self._wrapper is None or not (torch.is_grad_enabled() and module.training):
-            return  # without gradients, the original may be called
+            return  # without gradients, the program may call the original module
         past = id(module) != self._wrapper
         self.end()
         if past:
@@ -388,7 +398,7 @@ class EngineLoader:
     def __iter__(self) -> Iterator[Any]:
         set_epoch(self._loader, self._passes)
         if self._seeds is not None:
-            self._seeds.epoch = partial(int, self._passes)  # a number, not a reference to self
+            self._seeds.epoch = partial(int, self._passes)  # the present number, without a reference to self
         self._passes += 1
         device, own = self._device, None if self._mover is None else self._mover.batch_to_device
         # Batches that user code moves are not pinned, because the code could change memory that the device still reads.

@@ -49,7 +49,7 @@ class Allocator:
 
     def allocate(self, size: int, stream: str) -> Block:
         """Return the stream's smallest free block of at least ``size`` bytes, or a block of a new segment. If the block
-        is larger than needed, split off its rest as another free block.
+        is larger than needed, the rest becomes another free block.
         """
         size = -(-size // UNIT) * UNIT
         is_small = size <= SMALL

@@ -21,7 +21,7 @@ _LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 
 def paths(root: nn.Module) -> dict[str, nn.Module]:
-    """Return the repeated blocks of ``root``. The keys are their paths."""
+    """Return the repeated blocks of ``root`` by path."""
     names = {module: name for name, module in root.named_modules()}
     return {names[block]: block for block in find_blocks(root)}
 
@@ -65,8 +65,8 @@ def lengths(root: nn.Module) -> tuple[tuple[str, int], ...]:
 
 
 def cases(found: tuple[tuple[str, int], ...]) -> list[tuple[int, ...]]:
-    """Return the further lengths to measure. For each list, there is a case with ``MORE`` blocks in this list and
-    ``FEW`` in all others.
+    """Return the lengths of the lists in each further measurement. There is one measurement per list. In this
+    measurement the list has ``MORE`` blocks, and every other list has ``FEW`` blocks.
     """
     short = (FEW,) * len(found)
     return [(*short[:at], MORE, *short[at + 1 :]) for at in range(len(found))]

@@ -129,7 +129,7 @@ class PlanCheck(Callback):
         with os.fdopen(self._batch, "wb") as pipe, contextlib.suppress(BrokenPipeError):
             try:
                 data = pickle.dumps(map_leaves(shape, batch))
-            except Exception as error:  # pickling a user's batch may raise anything
+            except Exception as error:  # the pickling of a user's batch can raise any exception
                 data = pickle.dumps(TryError(f"the batch cannot be pickled: {cause(error)}"))
             pipe.write(data)
         self._batch = -1
@@ -142,7 +142,7 @@ class PlanCheck(Callback):
             self._nothing(f"the plan failed: {plan}.")
             return
         there = self._found
-        there.setdefault("passes", there["step"])  # missing if no optimizer has made a step
+        there.setdefault("passes", there["step"])  # "passes" is missing if no optimizer has made a step
         found, peak = max(there["passes"], there["step"]), max(plan["passes"], plan["step"])
         share = (found - peak) / max(peak, 1)
         text = f"the plan's peak of tensors is {gib(peak)}, and {self._device} reported {gib(found)}"
@@ -175,16 +175,16 @@ def _plan(trainer: Any, module: Any, reader: int) -> Any:
     """Wait for the batch, and plan the fit. Runs in the fork.
 
     This function must run in the fork's first thread. The plan forks again. If a second thread forked, the new process
-    would free the objects that torch keeps for the first thread. Among them are process groups, whose threads do not
-    exist in the new process.
+    would free the objects that torch keeps for the first thread. Some of these objects are process groups, whose
+    threads do not exist in the new process.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the fork gets Ctrl-C, too, but only rank 0 may end the fork
     torch.set_default_device(None)  # the plan's fake tensors need no device
     gc.freeze()  # the fork must not free garbage of the run
     with os.fdopen(reader, "rb") as pipe:
-        # not pipe.read(), because a loader's workers keep the pipe's other end open
+        # pipe.read() would not return, because a loader's workers keep the pipe's other end open
         batch = pickle.load(pipe)
-    with torch_tools.real():  # without the run's active torch modes
+    with torch_tools.real():  # the torch modes that are active in the run are not active here
         return _planned(trainer, module, batch)
 
 

@@ -35,7 +35,7 @@ def main() -> int:
     asked = json.loads(os.environ.pop(VARIABLE))
     result = Path(asked["result"])
     _prepare(asked, given.program, result)
-    # freeze(), because each later garbage collection would otherwise visit the objects of torch's modules
+    # without freeze(), each later garbage collection would visit the objects of torch's modules
     gc.freeze()
     gc.enable()
     try:
@@ -88,7 +88,7 @@ def _prepare(asked: dict[str, Any], program: str, result: Path) -> None:
         standins.drop_values(mode, started.model)
         found = Planner(job, mode, program, asked).run(trainer, started, fits)
         for each in found.get("changes", ()):
-            # the arguments contain strategies, and the command must not import torch to unpickle them
+            # the arguments can contain strategies, which the command could unpickle only with an import of torch
             each.arguments = {}
         _end(result, found)
 
@@ -117,7 +117,7 @@ def _record_reads(trainers: Any, program: str, result: Path, memory: int) -> Non
 def become(job: standins.Job, values_until_fit: bool = False) -> Any:
     """Make this process a rank of the planned job, and return the fake mode."""
     os.environ["DRIVETRAIN_DIRECT_STEP"] = "0"  # a plan can only record steps that call torch's public functions
-    torch.set_num_threads(1)  # fake tensors need no threads, and a fork would lose them
+    torch.set_num_threads(1)  # fake tensors need no threads, and a fork has no copies of threads
     torch_tools.hide_devices()
     mode: Any = torch_tools.fake_mode()
     if not job.on_host:

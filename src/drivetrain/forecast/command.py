@@ -107,7 +107,7 @@ def _run(command: Sequence[str], asked: dict[str, Any], folder: Path, timeout: f
     """Run the program in a child process up to its first fit, and return the child's result."""
     result, log = folder / "result", folder / "output.txt"
     result.unlink(missing_ok=True)
-    # without garbage collection during imports, which create no garbage: it would take a fifth of the time
+    # the imports create no garbage, and a garbage collection would take a fifth of the time
     words = [sys.executable, *words_to_call("drivetrain.forecast.child", "gc.disable()"), *command]
     code = run_to_end(words, Path.cwd(), {VARIABLE: json.dumps({**asked, "result": str(result)})}, log, timeout)
     found: dict[str, Any] = {"failed": f"The program ended with exit code {code}."}
@@ -203,7 +203,7 @@ def numbers_of_ranks(ranks: Sequence[int]) -> str:
 
 
 def _size(found: Any, devices: int, device: Any) -> dict[str, Any]:
-    """Return the bytes that a rank needs, and whether they fit on the device (``None`` without a device)."""
+    """Return the bytes that a rank needs, and whether the device has this memory (``None`` without a device)."""
     total = needed(found, devices)
     return {"peak": found.peak.total, "needed": total, "fits": None if device is None else total <= int(device.memory)}
 

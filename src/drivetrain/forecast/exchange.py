@@ -116,7 +116,7 @@ def forecast(steps: Sequence[Step], device: Device, per_machine: int, *, tf32: b
     as operations. An exchange starts when all earlier operations have ended. The operations from index ``waited_on_at``
     on start when the exchange has ended. DDP's buckets and FSDP2's reduce_scatters therefore overlap with the rest of
     the backward pass. An exchange of tensor parallelism does not overlap. FSDP2 gathers one group of parameters in
-    advance, so its all_gather starts earlier: when the rank has waited for the previous all_gather.
+    advance. An all_gather of FSDP2 therefore starts earlier: when the rank has waited for the previous all_gather.
 
     Args:
         per_machine: the number of ranks on each machine.
@@ -186,9 +186,9 @@ def in_pipeline(window: Forecast, ranks: int, micro_batches: int, stages_per_ran
     """Add the bubble to the forecast of a pipeline's rank. The bubble is the time in which the rank waits for other
     stages.
 
-    A rank waits until its first micro-batch arrives, and after it has computed its last micro-batch. With GPipe and
-    1F1B, both waits together take as long as ``ranks - 1`` micro-batches. With several stages per rank (interleaved
-    1F1B) the waits are shorter, because a micro-batch passes only one stage of each other rank before it arrives.
+    A rank waits before its first micro-batch, and after its last micro-batch. With GPipe and 1F1B, both waits together
+    take as long as ``ranks - 1`` micro-batches. With several stages per rank (interleaved 1F1B) the waits are shorter,
+    because a micro-batch arrives after only one stage of each other rank.
 
     Args:
         window: the forecast without the bubble, for all micro-batches.
@@ -198,6 +198,6 @@ def in_pipeline(window: Forecast, ranks: int, micro_batches: int, stages_per_ran
 
 
 def fastest_first(seconds: Mapping[str, float]) -> list[tuple[str, float]]:
-    """Sort runs by time, the fastest first. Return their names, and their times as multiples of the shortest time."""
+    """Sort names by time, the fastest first. Return each name and its time as a multiple of the shortest time."""
     order = sorted(seconds, key=lambda name: seconds[name])
     return [(name, seconds[name] / seconds[order[0]]) for name in order]

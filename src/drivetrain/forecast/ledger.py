@@ -191,7 +191,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(getattr(each, "__torch_dispatch__", None) is not None and not _is_plain(each) for each in types):
-            # torch will run the operation on the local shards, and this mode sees those operations
+            # torch will run operations on the local shards instead, and this mode will record these operations
             return NotImplemented
         kwargs = kwargs or {}
         place = self._last = self._place()
@@ -234,7 +234,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
             return
         if torch_private.operation_name(func) in _FREE or func.namespace in ("prim", "profiler"):  # no kernels
             return
-        # with chunk_cat, FSDP copies its gradients into one buffer before the reduce-scatter
+        # FSDP calls chunk_cat to copy the gradients into one buffer before the reduce-scatter
         if torch_private.operation_name(func) == "chunk_cat":
             self.mark([each for each in inputs if each.numel()], GRADIENTS)
         bytes_moved = sum(each.numel() * each.element_size() for each in (*inputs, *outputs))
@@ -246,7 +246,9 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
         )
 
     def _read(self, func: Any, args: Any, place: Any) -> Any:
-        """Return the value that the run with real values has recorded for this read. If there is none, return zero."""
+        """Return the value that the run with real values has recorded for this read. Return zero if no value was
+        recorded.
+        """
         tensor, line, block = args[0], place[2], place[1]
         if place[0] == "backward":
             line = self.lines.here()[0]  # "" if torch's autograd engine or DDP reads the value
@@ -260,8 +262,8 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
         return value if is_known else zero
 
     def array(self, own: Any, tensor: Tensor, force: bool) -> Any:
-        """Called in place of ``Tensor.numpy``, which is ``own``. For a fake tensor, return the recorded values. If
-        there are none, return zeros.
+        """Called in place of ``own``, which is torch's method ``Tensor.numpy``. For a fake tensor, return the recorded
+        values, or zeros if no values were recorded.
         """
         _, block, line, _, _ = self._place()
         key = line, block, "numpy"
@@ -347,7 +349,7 @@ def _flops(func: Any, args: Any, outputs: list[Tensor]) -> int:
 
 def _attention_flops(args: Any, backward: int) -> int:
     """Return the floating-point operations of the CPU's flash attention, for which torch has no formula. For causal
-    attention, return half of them, because a device's kernel computes only one half.
+    attention, return half of this number, because a device's kernel skips the other half.
     """
     count = flop_counter.sdpa_backward_flop_count if backward else flop_counter.sdpa_flop_count
     full = int(count(*(each.shape for each in args[: 3 + backward])))

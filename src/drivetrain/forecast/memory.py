@@ -55,7 +55,7 @@ class Measured:
         recorded: the operations and exchanges of the window.
         blocks: the paths of the repeated blocks.
         lists: the paths of the lists whose blocks were removed, and the lengths before the removal.
-        batches: the number of micro-batches in a window. At most two of them are measured.
+        batches: the number of micro-batches in a window. At most two micro-batches are measured.
         on_host: the kinds that are in the host's memory. These kinds are not counted.
         unreadable: for each line of the program, how many unknown values the line reads.
         read: for each line of the program, how many recorded values the line reads.
@@ -96,7 +96,8 @@ class Change:
         arguments: the Trainer's arguments that the change sets.
         case: attributes of a :class:`~drivetrain.forecast.windows.Case`.
         rank: the rank to measure, by default the planned rank.
-        found: the measurement of the changed program, or ``None``. ``failed`` is then the reason.
+        found: the measurement of the changed program, or ``None`` if the measurement failed. The attribute ``failed``
+            contains the reason.
     """
 
     name: str
@@ -236,7 +237,7 @@ def _line(base: Mapping[str, int], grown: list[tuple[Mapping[str, int], int]]) -
 
 
 def _by_role(blocks: Mapping[str, int]) -> dict[str, int]:
-    """Return the sum of the activations of each list's blocks. The key is the list's path and ".*"."""
+    """For each list of blocks, return the sum of the blocks' activations. The key is the list's path and ".*"."""
     found = Counter[str]()
     for path, size in blocks.items():
         parent, dot, _ = path.rpartition(".")

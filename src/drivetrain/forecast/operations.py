@@ -123,8 +123,8 @@ class Ledger:
         makers: for each storage, the function of torch that has allocated the storage for an exchange, or "".
         set_up: the number of events before the first batch.
         unreadable: for each line of the program, how many unknown values the line reads.
-        read: for each line of the program, how many recorded values the line reads. A run with real values records
-            them.
+        read: for each line of the program, how many recorded values the line reads. A run with real values has recorded
+            these values.
     """
 
     events: list[Event] = field(default_factory=list)

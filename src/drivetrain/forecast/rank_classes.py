@@ -12,11 +12,11 @@ from torch import nn
 from drivetrain.forecast import torch_tools
 
 MOST_CLASSES = 4
-"""A plan measures one rank of at most this many groups: those with the largest shards."""
+"""The maximum number of groups of which a plan measures a rank. The plan takes the groups with the largest shards."""
 
 
 def rank_classes(module: nn.Module, ranks: int, owners: dict[str, int], pipeline: int) -> tuple[tuple[int, ...], ...]:
-    """Return the groups of ranks, each as the numbers of its ranks. The group with the largest shards is the first.
+    """Return the groups of ranks. A group is a tuple of rank numbers. The group with the largest shards is the first.
 
     In a pipeline, the first rank and the last rank are in separate groups even if their shards have the same size. The
     first rank keeps the activations of more micro-batches than the last.

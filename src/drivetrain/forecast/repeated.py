@@ -17,10 +17,10 @@ _COMPUTED = ("forward", "recompute", "backward")
 def repeated(few: Sequence[Step], more: Sequence[Step], length: int) -> tuple[Step, ...]:
     """Return the steps of a window of a model with ``length`` blocks.
 
-    In each phase, ``more`` has the steps of ``few`` and additional steps of one more block, which are repeated. If a
-    step, such as an optimizer's, moves more bytes in ``more`` than in ``few``, the step grows by the difference with
-    each further block. DDP's buckets are not parts of blocks. The result has as many buckets of the largest size as the
-    gradients need, evenly distributed.
+    In each phase, ``more`` has the steps of ``few`` and the steps of one more block. The result repeats these
+    additional steps for each further block. If a step, such as an optimizer's, moves more bytes in ``more`` than in
+    ``few``, the step grows by the difference with each further block. DDP's buckets are not parts of blocks. The result
+    has as many buckets of the largest size as the gradients need, evenly distributed.
 
     Args:
         few: the steps with two blocks.
@@ -80,8 +80,8 @@ def _key(step: Step, labels: bool) -> tuple[Any, ...]:
 
 
 def _inserted(old: list[Step], new: list[Step]) -> tuple[int, int] | None:
-    """Return the index at which ``new`` has additional steps, and their number. Return ``None`` if ``new`` differs from
-    ``old`` in several places.
+    """Return the index at which ``new`` has additional steps, and the number of these steps. Return ``None`` if ``new``
+    differs from ``old`` in several places.
     """
     size = len(new) - len(old)
     for labels in (True, False):  # with labels, _key also tells whether a step belongs to a block

@@ -38,15 +38,15 @@ def is_launched(operation: Operation) -> bool:
 def fused(steps: Sequence[Step]) -> tuple[Step, ...]:
     """Return ``steps`` after the best fusion that torch.compile could make.
 
-    Operations without flops become one kernel if no other operation, exchange or wait is between them. torch.compile
-    does not write the tensors between fused operations to memory, but the record does not show which tensors later
-    operations read. The kernel is therefore assumed to move as many bytes as the largest of the fused operations. The
-    optimizer and FSDP's copies are not compiled.
+    Consecutive operations without flops become one kernel. An exchange, a wait or any other operation ends the kernel.
+    torch.compile does not write the tensors between fused operations to memory, but the record does not show which
+    tensors later operations read. The kernel is therefore assumed to move as many bytes as the largest of the fused
+    operations. The optimizer and FSDP's copies are not compiled.
     """
     waits = {step.waited_on_at for step in steps if isinstance(step, Exchange)}
     kept: list[Step] = []
     at: list[int] = []
-    """For each of ``steps``, its index in ``kept``."""
+    """For each step in ``steps``, the index in ``kept``."""
     is_open = False  # whether the next operation can be fused with the last of ``kept``
     for index, step in enumerate(steps):
         if isinstance(step, Operation) and _joins(step):

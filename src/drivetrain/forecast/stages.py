@@ -76,7 +76,7 @@ def stand_in_for_stages(mode: Any) -> None:
 
     def trained(schedule: Any, *args: Any) -> Any:
         sums = train(schedule, *args)
-        # in place of the loss and its weight, which the last stage would send
+        # replaces the loss and the loss's weight, which the last stage would send
         return torch.ones(2) if sums is None else sums
 
     cast("Any", pipeline).configured, cast("Any", pipeline).owned_by = configured, owned

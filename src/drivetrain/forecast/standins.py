@@ -51,8 +51,8 @@ class Job:
 
 
 class PlannedAccelerator(CPUAccelerator):
-    """Stands for the planned devices, which this machine may not have. Fake tensors on them have the device type
-    "cpu".
+    """Stands for the planned devices, which this machine may not have. Fake tensors on the planned devices have the
+    device type "cpu".
     """
 
     auto_priority: int | None = None  # type: ignore[assignment]  # accelerator="auto" never chooses it
@@ -93,7 +93,7 @@ class PlannedEnvironment(ClusterEnvironment):
 
 def planned(job: Job, strategy: str | None = None) -> Callable[[Settings], Plan]:
     """Return a function that replaces :func:`drivetrain.plan.resolve`. The function resolves the Trainer's arguments
-    for the devices of ``job``. If ``strategy`` is given, it replaces the program's strategy.
+    for the devices of ``job``. If ``strategy`` is given, ``strategy`` replaces the program's strategy.
     """
     other = strategy
 

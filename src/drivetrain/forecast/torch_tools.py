@@ -74,7 +74,9 @@ def forget_ranks() -> None:
 
 
 def keep_meshes_real() -> None:
-    """Patch torch's device meshes in this process, so that their tensors of ranks are real even in the fake mode."""
+    """Patch torch's device meshes in this process, so that a mesh's tensor of rank numbers is real even in the fake
+    mode.
+    """
 
     def outside(function: Any) -> Any:
         @functools.wraps(function)
@@ -98,12 +100,12 @@ def join_fake_ranks(rank: int, world_size: int, timeout: Any) -> None:
     """Make this process rank ``rank`` of ``world_size`` in a process group that exchanges nothing."""
     store = torch_private.FakeStore()
     dist.init_process_group("fake", store=store, rank=rank, world_size=world_size, timeout=timeout)
-    _ = torch_private.collectives  # the import, which older versions of torch need for collectives in FakeTensorMode
+    _ = torch_private.collectives  # older versions of torch need this import for collectives in FakeTensorMode
 
 
 def stages_know_shapes(stage: Any) -> None:
-    """Patch torch's ``PipelineStage``: skip the communication in which its ranks agree whether shapes are given. A plan
-    gives the shapes.
+    """Patch torch's ``PipelineStage``, whose ranks communicate to agree whether the shapes are given. With this patch,
+    the answer is always yes, because a plan gives the shapes.
     """
     known = SimpleNamespace(item=lambda: 1)
     for name in torch_private.VOTES_OF_A_STAGE:
@@ -162,8 +164,8 @@ _WIDE = (
 
 
 def autocast_as_devices_do() -> Any:
-    """Let autocast on the CPU compute the same operations in float32 as autocast on accelerators. The change lasts
-    until the returned object is freed.
+    """Let autocast on the CPU compute in float32 all operations that autocast on accelerators computes in float32. The
+    change lasts until the returned object is freed.
     """
     library: Any = cast("Any", torch.library).Library("aten", "IMPL")
     for name in _WIDE.split():

@@ -86,8 +86,8 @@ class Planner:
     # ---- changes -------------------------------------------------------------------------------------------------
 
     def _tried(self, fits: Fits) -> Iterator[Change]:
-        """Measure and yield each change, the cheapest first. If the program fits with none of them, combine more and
-        more changes, and yield each combination until the program fits.
+        """Measure and yield each change, the cheapest first. If the program fits with no single change, combine more
+        and more changes, and yield each combination until the program fits.
         """
         done = self._measured_together(list(self.changes()))
         yield from done
@@ -185,8 +185,8 @@ class Planner:
         """Return the measurement of the program with a change.
 
         A model with long lists of blocks is measured with two and with three blocks in each list, and the result is
-        extrapolated. If this fails, for example because the model's code counts the blocks, the complete model is
-        measured.
+        extrapolated. If this measurement fails, for example because the model's code counts the blocks, the complete
+        model is measured.
 
         Raises:
             TryError: the program fails with the change.
@@ -312,8 +312,8 @@ def _outcome(function: Callable[[], Measured], program: str) -> Measured | TryEr
 
 
 def cause(error: BaseException, program: str = "") -> str:
-    """Return an exception as one line of text. If known, add the line of ``program`` that caused the exception, and a
-    cure.
+    """Return an exception as one line of text. Add the line of ``program`` that caused the exception, and a cure, if
+    these are known.
     """
     text = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
     is_own = program_files(program)

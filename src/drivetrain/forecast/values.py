@@ -15,7 +15,9 @@ from drivetrain.base.tree import map_leaves
 Key = tuple[str, str, str]
 """Identifies a read of a value: the line of the program, the running block, and the operation."""
 MOST_UNKNOWN = 10_000
-"""A line may read at most this many unknown values. This ends a loop that would wait forever for a certain value."""
+"""The maximum number of unknown values that a line can read. Without a maximum, a loop could wait forever for a certain
+value.
+"""
 
 
 class UnreadableError(Exception):
@@ -52,12 +54,12 @@ class Values:
         )
 
     def take(self, key: Key) -> tuple[bool, Any]:
-        """Return whether a result is recorded for the next read, and this result with new tensors. After the last
-        recorded result, return the first again.
+        """Return whether results are recorded for ``key``, and the next of these results, with new tensors. The first
+        result follows after the last result.
 
         Raises:
-            UnreadableError: no result is recorded, and ``known`` was ``None`` or the line has read :data:`MOST_UNKNOWN`
-                unknown values.
+            UnreadableError: no result is recorded for ``key``, and either ``known`` was ``None`` or there were already
+                :data:`MOST_UNKNOWN` reads with this key.
         """
         at, self._taken[key] = self._taken[key], self._taken[key] + 1
         if found := self.known.get(key):
@@ -72,8 +74,8 @@ def _new(leaf: Any) -> Any:
 
 
 def read_one_by_one() -> None:
-    """Patch torch in this process, so that ``tensor.tolist()`` calls ``item()`` for each value. Fake tensors already do
-    this.
+    """Patch torch in this process, so that ``tolist()`` of a real tensor calls ``item()`` for each value, as
+    ``tolist()`` of a fake tensor does.
     """
 
     def tolist(tensor: Tensor) -> Any:

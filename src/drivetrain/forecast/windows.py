@@ -50,16 +50,18 @@ from drivetrain.strategies.step import Step
 from drivetrain.trials.child import leave_no_trace
 
 WINDOWS = 2
-"""The number of windows. Only the second is reported. In the first, the optimizer creates its state, and torch's
-sharding propagation creates tensors of global size.
+"""The number of windows. Only the second window is reported. In the first window, the optimizer creates its state, and
+torch's sharding propagation creates tensors of global size.
 """
 MOST_BATCHES = 2
-"""A window has at most this many batches in a plan. Further batches would need the same memory as the last."""
+"""A window has at most this many batches in a plan. A further batch would need as much memory as the last of these
+batches.
+"""
 
 
 class _EndedError(BaseException):
-    """Ends the fit after the last window. This class is no subclass of Exception, so that the program does not handle
-    it as an error.
+    """Ends the fit after the last window. This class is no subclass of Exception, so that ``except Exception`` in the
+    program does not catch the class.
     """
 
 
@@ -69,9 +71,10 @@ class Case:
 
     Attributes:
         lengths: the number of blocks that each list of repeated blocks keeps. With ``None``, the lists keep all blocks.
-        divides: the number by which the micro-batch is divided and the number of batches in a window is multiplied.
+        divides: the micro-batch is divided by this number, and the number of batches in a window is multiplied by this
+            number.
         samples: the number of samples in a micro-batch, by default the program's number. The number of batches in a
-            window stays.
+            window does not change.
         recomputes: whether blocks recompute their activations in the backward pass.
         foreach: whether optimizers update all parameters in one call, which is torch's default on accelerators.
     """
@@ -150,7 +153,7 @@ class Windows:
         mode: the fake mode.
         program: the path of the program.
         values: the values that the program reads from tensors. While the values are recorded, tensors are real.
-        batch: the batch, or a batch with its shapes. The default is the first batch of the program's loader.
+        batch: a batch with the shapes of the program's batches. The default is the first batch of the program's loader.
     """
 
     def __init__(
@@ -343,7 +346,9 @@ def _on_host(strategy: Any) -> tuple[str, ...]:
 
 
 def program_files(program: str) -> Callable[[str], bool]:
-    """Return a function that tells whether a file is part of the program, and neither installed nor part of Python."""
+    """Return a function that tells whether a file is a part of the program. Installed files and Python's own files are
+    not parts of the program.
+    """
     installed = [*site.getsitepackages(), sysconfig.get_path("stdlib"), str(Path(__file__).parents[1])]
     installed += [str(Path(torch.__file__).parent)]
 

@@ -48,8 +48,8 @@ class RayTrainReportCallback(Callback):
     def __init__(self) -> None:
         super().__init__()
         self._download = ExitStack()  # removes the downloaded checkpoint after the fit has read it
-        self._saved: dict[int, dict[str, float]] = {}  # the metrics at each save, by step
-        self._reported = self._reported_with_files = -1  # steps of the last reports
+        self._saved: dict[int, dict[str, float]] = {}  # the metrics at the save of each checkpoint, by step
+        self._reported = self._reported_with_files = -1  # the last step with a report, and with a reported checkpoint
         self._reports = False  # true while a fit trains in a worker of Ray Train
 
     def own_checkpoint(self, trainer: Trainer) -> str | None:
@@ -143,6 +143,8 @@ def _link_files(trainer: Trainer, path: str, folder: str) -> None:
 
 
 def _files_of(trainer: Trainer, path: str) -> Iterator[Path]:
-    """Yield the files of the checkpoint ``path`` that are on this machine. A sharded checkpoint is a folder."""
+    """Yield the files of the checkpoint ``path`` that are on this machine, also the files in a sharded checkpoint's
+    folder.
+    """
     for each in map(Path, rank_files.files_of(trainer.strategy.checkpoint_io, path)):
         yield from (file for file in (each, *each.rglob("*")) if file.is_file())

@@ -14,7 +14,7 @@ from drivetrain.launchers.launcher import LaunchError
 from drivetrain.launchers.signals import Sent, exception_of, was_asked_to_end
 from drivetrain.launchers.watch import Watch
 
-_POLL_S = 0.5  # seconds between two checks of the deadline, because a signal can change it
+_POLL_S = 0.5  # seconds between two checks of the deadline, because a signal can change the deadline
 _SAVED_S = 1.0  # seconds for a rank to end after its save
 
 
@@ -35,13 +35,13 @@ class Ended:
 
         Args:
             rank: the global rank of the process.
-            name: its name in the message.
+            name: the name of the process in the message.
             places: lines about each rank's phase and step. The message begins with these lines.
         """
         if self.asked:
             interrupted = self.failure.interrupted or self.exit_code in (128 + signal.SIGINT, -signal.SIGINT)
             return exception_of(signal.SIGINT if interrupted else signal.SIGTERM)
-        # the message comes last, because it contains the error
+        # the failure comes after ``places``, so that the message ends with the error
         lines = (*places, f"{name} {self.failure.summary}", self.failure.cure)
         error = LaunchError("\n".join(line for line in lines if line), rank, self.exit_code)
         error.__cause__ = self.failure.cause()
@@ -54,7 +54,7 @@ class Ending:
 
     Args:
         board: shows the progress of this machine's ranks. ``None`` if their progress is unknown.
-        stop_timeout_s: the seconds that the ranks have to save.
+        stop_timeout_s: the seconds in which the ranks must save.
         echo_s: seconds to wait after the first reported failure. This failure may be a lost connection to a rank that
             failed earlier, but has not reported yet.
         clock: a monotonic clock, in seconds.

@@ -29,8 +29,8 @@ _FP32_PRECISION = (
 class ProcessState:
     """The process-wide state that a program can set before the job's processes start.
 
-    For the random generators of a device, only the seed is passed. To read their state, this process would have to use
-    the device.
+    For the random generators of a device, only the seed is passed. To read the state of such a generator, this process
+    would have to use the device.
     """
 
     environ: dict[str, str]
@@ -39,7 +39,7 @@ class ProcessState:
     deterministic: tuple[bool, bool, bool]  # deterministic algorithms: on, warn only, fill memory
     cudnn: tuple[bool, bool, bool]  # enabled, benchmark, deterministic
     fp32_precision: dict[str, str]
-    matmul_precision: str | None  # torch's older switch; None if no value of it matches the newer switches
+    matmul_precision: str | None  # torch's older switch; None if no value of this switch matches the newer switches
     cudnn_tf32: bool | None
     default_dtype: torch.dtype
     parity: parity.Parity
@@ -71,7 +71,7 @@ class ProcessState:
         os.environ.update({**self.environ, **ranks})
         torch.manual_seed(self.seed)
         set_rng_state(self.rng)
-        if self.deterministic != _deterministic():  # checked first, because setting it imports torch's compiler
+        if self.deterministic != _deterministic():  # set only if different, because setting imports torch's compiler
             on, warn_only, fill = self.deterministic
             torch.use_deterministic_algorithms(on, warn_only=warn_only)
             torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]

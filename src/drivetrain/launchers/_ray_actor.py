@@ -135,14 +135,14 @@ class _Portable(cloudpickle.Pickler):  # type: ignore[misc]  # Ray is not instal
     def reducer_override(self, obj: Any) -> Any:
         if not isinstance(obj, torch.Tensor):
             return super().reducer_override(obj)
-        # a Parameter is pickled as a plain tensor, for which this method is called, too
+        # pickling a Parameter calls this method a second time, with a plain tensor
         if obj.device.type not in (HOST.type, "meta") and type(obj) is torch.Tensor:
             obj = obj.detach().to(HOST).requires_grad_(obj.requires_grad)
         return child.by_value(obj, self._memories)
 
 
 def _become(variables: Mapping[str, str], threads: str | None, origin: Origin) -> None:
-    """Give this process the launching process's state, as a child of the launching process would have it."""
+    """Give this process the state that a child of the launching process would have."""
     state = origin.state
     # on another machine, environment variables that are already set keep their values
     if ray.get_runtime_context().get_node_id() != origin.node:

@@ -39,7 +39,7 @@ FOLDER = "drivetrain-"
 """The first characters of the name of a board's folder."""
 
 SAVE_BEGINS_S = 5.0
-"""The seconds that a rank has to begin a save after another rank has failed."""
+"""The seconds in which a rank must begin a save after another rank has failed."""
 
 _RUN = "run"
 _WORDS = 16
@@ -82,8 +82,8 @@ class Sheet:
         (self.folder / _RUN).write_text(os.path.abspath(path))
 
     def note_collective(self, text: str) -> None:
-        """Write for the report which collective this rank has failed in or after. ``text`` is "in ..." or "after
-        ...".
+        """Write a text for the report: the collective in which, or after which, this rank has failed. ``text`` is "in
+        ..." or "after ...".
         """
         (self.folder / f"{self.local_rank}.collective").write_text(text)
 
@@ -110,7 +110,7 @@ def join_board(folder: Path, local_rank: int) -> Sheet:
 
 
 def leave_board() -> None:
-    """Forget the :class:`Sheet` in a fork of a rank, because only the rank itself may write to it."""
+    """Forget the :class:`Sheet` in a fork of a rank, because only the rank itself may write to the sheet."""
     os.environ.pop(BOARD, None)
     _own.clear()
 
@@ -200,7 +200,7 @@ class Board:
         return bool(words[SHOWN] and words[PHASE])
 
     def note_collective(self, local_rank: int, text: str) -> None:
-        """Write for the report in which collective a rank waits."""
+        """Write a text for the report: the collective in which a rank waits."""
         (self.folder / f"{local_rank}.collective").write_text(text)
 
     def stacks(self, local_rank: int) -> str:

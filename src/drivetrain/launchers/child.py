@@ -40,12 +40,12 @@ from drivetrain.launchers.tracebacks import place_of_user, traceback_of_user
 
 T = TypeVar("T")
 
-# an environment variable: with it, torch.load refuses objects even if weights_only=False
+# an environment variable that makes torch.load refuse objects even if weights_only=False
 _PLAIN_DATA_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 
 
 class Sealed(Generic[T]):
-    """A value for another process. The value is unpickled when this process calls :meth:`open`.
+    """A value for another process. The value is unpickled when the other process calls :meth:`open`.
 
     Tensors are pickled with their data. torch would instead move the tensors into shared memory. All replicas would
     then train the same weights, and shared memory is often small. Tensors that are already in shared memory stay
@@ -94,8 +94,8 @@ class _ByValue(ForkingPickler):
 
 
 class _Trail(pickle._Pickler):
-    """A pickler that writes nothing. After an exception, ``held`` lists the object that cannot be pickled, and before
-    it the objects that contain it, the outermost first.
+    """A pickler that writes nothing. After an exception, the last entry of ``held`` is the object that cannot be
+    pickled. Each earlier entry contains the next entry.
     """
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ class _Trail(pickle._Pickler):
 
 
 def _holder(value: Any) -> str:
-    """Return which attribute of which class cannot be pickled, as the end of a sentence. Return "" if the cause is no
+    """Return the end of a sentence: the class and the attribute that cannot be pickled. Return "" if the cause is no
     attribute.
     """
     trail = _Trail()

@@ -2,8 +2,8 @@
 the ranks that are missing there.
 
 torch records collectives by default, also with Gloo. torch 2.9 records them only if an environment variable is set. A
-trace is torch's JSON and the members of each process group, which torch sometimes leaves out. This file reads traces
-without importing torch.
+trace is torch's JSON. This file adds the members of each process group, because torch sometimes leaves out the members.
+This file reads traces without importing torch.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Collective:
         name: the operation, such as "gloo:all_reduce".
         shapes: the shapes of the input tensors.
         since: the time when the collective began, in seconds since the epoch.
-        between_two: whether the operation is a send or a receive. The trace does not show the other rank of such an
-            operation.
+        between_two: whether the operation is a send or a receive. The trace does not show the other rank of a send or a
+            receive.
     """
 
     group: str
@@ -65,7 +65,8 @@ class Collective:
 
 
 def record_collectives() -> None:
-    """Let torch 2.9 record collectives as later versions do. If the user has set one of the variables, change nothing.
+    """Let torch 2.9 record collectives as later versions of torch do. If the user has set one of the variables, change
+    nothing.
 
     Call this function before the first process group is created, because torch then reads the variable.
     """
@@ -101,7 +102,7 @@ def last(trace: Trace | None, group: str | None = None) -> Collective | None:
 
 
 def missing(collective: Collective, trace: Trace, traces: Mapping[int, Trace | None]) -> dict[int, str]:
-    """Return the ranks that are missing in a collective. The values are the reasons, according to the ranks' traces.
+    """Return the ranks that are missing in a collective, each with the reason why the rank is missing.
 
     Args:
         collective: a collective in which a rank waits.

@@ -60,9 +60,9 @@ def job_folder() -> Iterator[Path]:
 def hold(folder: Path) -> int | None:
     """Lock ``folder`` until this process and its forks have ended. Return the file descriptor that holds the lock.
 
-    The lock shows :func:`sweep` that the job still runs. Process ids could not show this, because every container
-    counts its own processes. Some programs that clean temporary folders, such as systemd-tmpfiles, respect the lock,
-    too.
+    The lock shows :func:`sweep` that the job still runs. Process ids could not show whether the job still runs, because
+    every container counts its own processes. Some programs that clean temporary folders, such as systemd-tmpfiles,
+    respect the lock, too.
     """
     if sys.platform == "win32":
         return None
@@ -88,7 +88,7 @@ def sweep() -> None:
     with suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
         for entry in entries:
             if _NAMES.fullmatch(entry.name):
-                # an error: the folder belongs to another user, is locked, or was just removed
+                # an exception means that the folder belongs to another user, is locked, or was just removed
                 with suppress(OSError, ValueError):
                     _remove_if_left(Path(entry.path))
 
@@ -112,7 +112,7 @@ def _start_remover(folder: Path) -> subprocess.Popen[bytes] | None:
     if not os.path.exists(_SHELL):
         return None
     words = [_SHELL, "-c", _REMOVES, "drivetrain", str(folder)]
-    # DEVNULL, because a pipe at this program's output must close when this program ends
+    # DEVNULL: otherwise the shell would keep this program's output open after this program's end
     nowhere: Any = subprocess.DEVNULL
     return subprocess.Popen(
         words, stdin=subprocess.PIPE, stdout=nowhere, stderr=nowhere, cwd="/", start_new_session=True
@@ -122,8 +122,8 @@ def _start_remover(folder: Path) -> subprocess.Popen[bytes] | None:
 def keep_sockets_in(folder: Path) -> None:
     """Let ``multiprocessing`` put temporary files into ``folder``, in this process and in its DataLoader workers.
 
-    By default, a worker that sends tensors creates a temporary folder for a socket, and leaves this folder if it is
-    killed.
+    By default, a worker that sends tensors creates a temporary folder for a socket, and leaves this folder if the
+    worker is killed.
     """
     config = getattr(current_process(), "_config", None)
     if isinstance(config, dict) and len(str(folder)) + _NAME_OF_SOCKET <= _LONGEST_SOCKET:

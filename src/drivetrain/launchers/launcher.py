@@ -66,7 +66,7 @@ class Launcher(ABC):
     """Whether a job with one process runs in this process, without a launch."""
 
     stop_timeout_s: float = 600.0
-    """The seconds that the processes have to save and end after a signal: ``Trainer(stop_timeout_s=...)``."""
+    """The seconds in which the processes must save and end after a signal: ``Trainer(stop_timeout_s=...)``."""
 
     scheduler: ClassVar[str | None] = None
     """The name of the system that chooses the job's machines and devices, or ``None`` if the user's arguments choose
@@ -74,8 +74,8 @@ class Launcher(ABC):
     """
 
     endings: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """For each name of this launcher, the suffixes of strategies' names that select the launcher. The default is the
-    name.
+    """For each name of this launcher, the suffixes of strategies' names that select the launcher. The default suffix is
+    the name itself.
 
     ``strategy="ddp_ray"`` has the suffix "ray". "ddp" has the suffix "".
     """
@@ -196,9 +196,9 @@ class LaunchError(DrivetrainError):
 def variables_of(environment: ClusterEnvironment, num_processes: int, num_nodes: int) -> Iterator[dict[str, str]]:
     """Yield, for each process of this machine, the environment variables with its rank.
 
-    If the user has not set ``OMP_NUM_THREADS``, the variables set it to the process's share of the processors. If all
-    processes are on one machine, ``MASTER_ADDR`` is a loopback address, even if the environment has the address of
-    another machine.
+    If the user has not set ``OMP_NUM_THREADS``, the variables include ``OMP_NUM_THREADS``: the process's share of the
+    processors. If all processes are on one machine, ``MASTER_ADDR`` is a loopback address, even if the environment has
+    the address of another machine.
     """
     node, threads = environment.node_rank(), threads_each(num_processes)
     address = environment.main_address

@@ -25,30 +25,30 @@ from drivetrain.launchers.launcher import Launcher, threads_each, variables_of
 from drivetrain.launchers.signals import Sent, exception_of, forwarding, say_who_is_killed
 
 _PROBE_S = 10.0
-_ECHO_S = 1.0  # seconds that the process at fault has to report after another process lost a connection to it
+_ECHO_S = 1.0  # seconds in which the failed process must report after another process lost the connection
 
 
 class MultiProcessingLauncher(Launcher):
-    """Starts one process per device with ``torch.multiprocessing``. This process only waits for them, and is not a
-    rank.
+    """Starts one process per device with ``torch.multiprocessing``. This process only waits for the started processes,
+    and is not a rank.
 
     Each process gets the environment variables of a rank: ``RANK``, ``LOCAL_RANK``, ``NODE_RANK``, ``WORLD_SIZE``,
     ``LOCAL_WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``. If ``OMP_NUM_THREADS`` is not set, each process gets its
     share of the processors as ``OMP_NUM_THREADS``. Each process also gets this process's random state and torch's
     switches. With "spawn" and "forkserver" the function and its arguments are pickled, so each process has a copy of
     every tensor. With "fork" the processes inherit the function and its arguments. Tensors that the program has put
-    into shared memory stay shared. Parameters and buffers of modules do not, because all replicas would otherwise train
-    the same weights.
+    into shared memory stay shared. Parameters and buffers of modules are never shared, because all replicas would then
+    train the same weights.
 
     Args:
         environment: provides the machine's node rank, and the main address and port.
         num_processes: the number of processes on this machine.
         num_nodes: the number of machines. The program is started once on each machine.
         start_method: "spawn" starts new Python processes, which import the program's file. This file then needs an ``if
-            __name__ == "__main__":``. "fork" copies this process, also in a notebook. This fails if this process has
-            already used a device or torch's threads. "forkserver" copies a new Python process, and pickles like
+            __name__ == "__main__":``. "fork" copies this process, also in a notebook. The copy fails if this process
+            has already used a device or torch's threads. "forkserver" copies a new Python process, and pickles like
             "spawn".
-        interrupt_grace_s: the seconds that the processes have to end after Ctrl-C if some process has not started yet.
+        interrupt_grace_s: the seconds in which the processes must end after Ctrl-C if some process has not started yet.
             After all processes have started, the time is ``stop_timeout_s``.
 
     Raises:
@@ -159,8 +159,8 @@ class MultiProcessingLauncher(Launcher):
 
 @contextmanager
 def _ends(processes: Sequence[Any]) -> Iterator[dict[Any, int]]:
-    """Context that yields a dictionary from objects to local ranks. ``multiprocessing.connection.wait`` returns such an
-    object when the rank's process ends.
+    """Context that yields a dictionary. Each value is a local rank. The key is an object that
+    ``multiprocessing.connection.wait`` returns when the rank's process ends.
 
     On Linux the objects are pidfds. Python's sentinel is a pipe that the process's children also keep open, so a killed
     rank would seem to live as long as its DataLoader workers.

@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-_ENDS_S = 10.0  # the seconds that a rank with nothing to save has to end
+_ENDS_S = 10.0  # the seconds in which a rank with nothing to save must end
 _POLL_S = 0.1
 _WORKER = "pt_data_worker"  # torch's name for the workers of a DataLoader
 
@@ -87,7 +87,7 @@ def _await(end: int) -> None:
 def kill_workers(ranks: Collection[int]) -> None:
     """Kill the DataLoader workers of ranks that have ended. Does nothing if the system is not Linux.
 
-    A worker ends soon after its rank, but not while it reads a sample, and reading may hang.
+    A worker ends soon after the end of the worker's rank, but not while the worker reads a sample. Reading may hang.
 
     Args:
         ranks: the process ids of the ranks. Each rank leads a session.

@@ -46,12 +46,13 @@ _ECHO_S = 10.0  # Ray detects a rank's death after seconds, and ranks that lose 
 _CURE = "Create it where it is used: in setup, in configure_model, or in another hook, which run in each process."
 _DIED = "If you did not kill it, its machine is gone or ran out of memory: use smaller batches or fewer loader workers."
 _OF_RAY = re.compile("_group_|node:|memory")  # resources that no job requests
-# Ray's resource for a device is torch's name for it in capitals if the name is listed here, otherwise "GPU"
+# For these devices, the name of Ray's resource is torch's device type in capitals. For any other device, the name is
+# "GPU".
 _NOT_CALLED_GPU = ("HPU", "NPU", "TPU")
 
 
 class RayLauncher(Launcher):
-    """Starts Ray actors, each of which becomes a rank. This process only waits for them, and is not a rank.
+    """Starts Ray actors, each of which becomes a rank. This process only waits for the actors, and is not a rank.
 
     If the program is not connected to Ray, the launcher connects to the cluster at ``address`` for the duration of the
     call. By default, the launcher starts a cluster of only this machine, which takes seconds. To keep a connection
@@ -60,13 +61,13 @@ class RayLauncher(Launcher):
     are sent automatically.
 
     Every machine runs ``num_processes`` actors. The ranks on a machine are consecutive. If this machine runs actors, it
-    has the first ranks. Each actor gets this process's random state, torch's switches, working directory, command line,
-    ``sys.path`` (after the usual entries), and a copy of every tensor. Each actor gets the environment variables with
-    its rank. An actor on this machine also gets this process's other environment variables. An actor on another machine
-    only gets the variables that are not set on the actor's machine. The number of threads is ``OMP_NUM_THREADS``. If
-    ``OMP_NUM_THREADS`` is not set, an actor has one thread for each processor that Ray has reserved for the actor. In a
-    cluster that this launcher has started, an actor then has one thread for each processor in its share of all
-    processors.
+    has the first ranks. Each actor gets a copy of every tensor, and this process's random state, torch settings,
+    working directory, command line and ``sys.path`` (after the usual entries). Each actor gets the environment
+    variables with its rank. An actor on this machine also gets this process's other environment variables. An actor on
+    another machine only gets the variables that are not set on the actor's machine. The number of threads is
+    ``OMP_NUM_THREADS``. If ``OMP_NUM_THREADS`` is not set, an actor has one thread for each processor that Ray has
+    reserved for the actor. In a cluster that this launcher has started, an actor then has one thread for each processor
+    in the actor's share of all processors.
 
     By default, Ray hides from an actor the devices that Ray has reserved for other actors. With this launcher, each
     actor sees the devices of all actors on its machine, in the order of ``LOCAL_RANK``, because libraries use
@@ -84,7 +85,7 @@ class RayLauncher(Launcher):
         resources: the resources that Ray reserves for each process, by Ray's names, with at most one device: ``{"CPU":
             4, "GPU": 1}``. The default is ``{"CPU": 1}``.
         address: the cluster's address, as for ``ray.init``. The default is the environment variable ``RAY_ADDRESS``. If
-            it is not set, the default is "local", a cluster of only this machine.
+            ``RAY_ADDRESS`` is not set, the default is "local", a cluster of only this machine.
         start_timeout_s: seconds to wait until the cluster has free resources.
     """
 
@@ -222,8 +223,8 @@ class RayLauncher(Launcher):
     # ---- while they run ------------------------------------------------------------------------------------------
 
     def _wait(self, running: dict[Any, _Rank], here: str, board: Board | None) -> bytes:
-        """Wait for all ranks, and return rank 0's result. If a signal has asked the ranks to end, they save before they
-        end.
+        """Wait for all ranks, and return rank 0's result. If a signal has asked the ranks to end, the ranks save before
+        they end.
 
         Args:
             running: the ranks by Ray's references to their pending results.
@@ -300,7 +301,7 @@ def variables_for(seats: Sequence[Seat], here: str, board: Path | None = None) -
 
     The ranks on a machine are consecutive, and the machine ``here`` has the first ranks. Each actor sees the devices of
     all actors on its machine. If all actors are on one machine, ``MASTER_ADDR`` is a loopback address. Actors on
-    ``here`` get the path ``board`` of the folder in which they show their progress.
+    ``here`` get the path ``board`` of the folder in which the actors show their progress.
     """
     nodes = sorted(dict.fromkeys(seat.node for seat in seats), key=lambda node: node != here)
     members = [[index for index, seat in enumerate(seats) if seat.node == node] for node in nodes]

@@ -26,9 +26,9 @@ from drivetrain.launchers.signals import Sent, forwarding, say_who_is_killed, wa
 from drivetrain.launchers.watch import Watch
 
 _POLL_S = 0.1
-_LAST_WORDS_S = 1.0  # seconds that the other processes have to print their errors after a process has failed
+_LAST_WORDS_S = 1.0  # seconds in which the other processes must print their errors after a process has failed
 _HANGS = 10**6  # returned in place of an exit code if the ranks wait for each other forever
-_GRACE_S = 5.0  # seconds that the remaining processes have to end after SIGTERM
+_GRACE_S = 5.0  # seconds in which the remaining processes must end after SIGTERM
 
 
 class ScriptLauncher(Launcher):
@@ -38,9 +38,9 @@ class ScriptLauncher(Launcher):
     Nothing has to be pickled. A debugger sees an ordinary program, and ``breakpoint()`` works on rank 0. The script's
     code before the call of ``fit`` runs in each process.
 
-    The processes get the current environment variables and the variables of a rank. They get the command line and the
-    working directory with which this program was started, even if the script has changed ``sys.argv`` or the working
-    directory.
+    The processes get the current environment variables and the variables of a rank. The processes also get the command
+    line and the working directory with which this program was started, even if the script has changed ``sys.argv`` or
+    the working directory.
 
     Args:
         environment: provides the machine's node rank, and the main address and port.
@@ -68,7 +68,7 @@ class ScriptLauncher(Launcher):
         Raises:
             ConfigurationError: there is no command that runs this program again.
             SystemExit: always. The exit code is 128 + n if this process got the signal n, 0 if all processes succeeded,
-                and 1 if they hang. In other cases it is the exit code of the process that failed first.
+                and 1 if the processes hang. In all other cases, the exit code is that of the process that failed first.
         """
         command = command_again()
         variables = variables_of(self.environment, self.num_processes, self.num_nodes)
@@ -137,7 +137,7 @@ def _report(processes: Sequence[subprocess.Popen[bytes]], board: Board, code: in
     """Print which rank failed first, its phase, its step and its traceback. Return the exit code of the job."""
     local = next(rank for rank, process in enumerate(processes) if process.returncode == code)
     failures = {rank: found for rank in range(len(processes)) if (found := read_failure(board.folder, rank))}
-    # the process was killed, or has written no failure: other processes' failures are consequences of its end
+    # if the process was killed, or has written no failure, the failures of other processes are consequences of this end
     if code < 0 or local not in failures:
         end = f"was ended by the signal {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         say(board.report(local, processes[local].pid, end, ""))
@@ -208,8 +208,8 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 def started_by_rank() -> int:
     """Return the process id of the rank that has started this process, or 0 if no rank has started it.
 
-    Such a process has inherited the rank's environment variables, and would join the job as the rank. Works only on
-    Linux.
+    A process that a rank has started has the rank's environment variables, and would join the job as the rank. Works
+    only on Linux.
     """
     parent = os.getppid()
     try:
@@ -225,7 +225,7 @@ def command_again() -> list[str]:
     """Return the command that runs this program again from its original directory.
 
     Raises:
-        ConfigurationError: there is no such command, or it would start a host of this program, such as pytest.
+        ConfigurationError: there is no such command, or the command would start a host of this program, such as pytest.
     """
     host = _host()
     if host is not None:

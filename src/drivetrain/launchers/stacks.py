@@ -32,8 +32,8 @@ from drivetrain.launchers import flight
 from drivetrain.launchers.board import Board, own_sheet
 
 _NUMBER = getattr(signal, "SIGRTMIN", 0) + 11  # the number of a signal that neither torch nor Python uses
-_ANSWER_S = 1.0  # seconds that a rank has to answer the pipe, and then the signal
-_SOON_S = 0.3  # seconds that a rank has to answer if the job is about to end
+_ANSWER_S = 1.0  # seconds in which a rank must answer the pipe, and then again the signal
+_SOON_S = 0.3  # seconds in which a rank must answer if the job is about to end
 _SETTLED_S = 0.1  # stacks are complete if they have not grown for this time
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 _ASKED, _PIPE = "asked", "ask"
@@ -145,12 +145,13 @@ def dead_ranks() -> list[int]:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a rank does now: its answer to :func:`ask`.
+    """The answer of one rank to :func:`ask`: what the rank does now.
 
     Attributes:
         pid: the rank's process id, or 0 if the rank has not begun or runs in another container.
         process: what the operating system knows about the rank's process.
-        stacks: the stacks of the rank's threads, the main thread's last. "" if the rank has not answered.
+        stacks: the stacks of the rank's threads; the stack of the main thread is the last. "" if the rank has not
+            answered.
         trace: the trace of the rank's collectives, or ``None`` if the rank has not answered.
     """
 
@@ -214,7 +215,7 @@ def ask(board: Board, local_ranks: Sequence[int], answer_s: float = _ANSWER_S) -
     Args:
         board: shows the progress of the job's ranks.
         local_ranks: the ranks to ask.
-        answer_s: the seconds that the ranks have to answer.
+        answer_s: the seconds in which the ranks must answer.
     """
     pids = {each: board.pid(each) for each in local_ranks}
     found = {each: process(pid) if pid else Process() for each, pid in pids.items()}
@@ -236,11 +237,11 @@ def _wait(is_over: Callable[[], bool], seconds: float) -> None:
 
 
 def _signalled(board: Board, pids: Mapping[int, int], answer_s: float) -> dict[int, str]:
-    """Send the signal to these ranks, and return the stacks that faulthandler writes. "" for a rank that does not
-    answer.
+    """Send the signal to these ranks, and return the stacks that faulthandler writes. The stacks of a rank that does
+    not answer are "".
     """
     found, grew = dict.fromkeys(pids, b""), time.monotonic()
-    with contextlib.suppress(OSError), contextlib.ExitStack() as stack:  # the job may end
+    with contextlib.suppress(OSError), contextlib.ExitStack() as stack:  # OSError: the job has ended
         written = {each: stack.enter_context(open(board.folder / f"{each}.{_ASKED}", "rb")) for each in pids}
         for each, pid in pids.items():
             written[each].seek(0, os.SEEK_END)
@@ -259,7 +260,9 @@ def _signalled(board: Board, pids: Mapping[int, int], answer_s: float) -> dict[i
 
 
 def note_collectives(board: Board, local_ranks: Sequence[int]) -> None:
-    """Write for the report in which collectives these ranks wait. Call this function before the ranks are killed."""
+    """Write a text for the report: the collectives in which these ranks wait. Call this function before the ranks are
+    killed.
+    """
     for each, answer in zip(local_ranks, ask(board, local_ranks, _SOON_S), strict=True):
         if (waits := flight.waits_in(answer.trace)) is not None:
             board.note_collective(each, f"in {waits}")

@@ -47,7 +47,7 @@ def cut_tracebacks(tell: Callable[[BaseException], object] | None = None) -> Non
 
 
 def cut_completely(error: BaseException) -> None:
-    """Let Python print ``error`` without any frame if it ends this process.
+    """Let Python print ``error`` without any frame if ``error`` ends this process.
 
     Used for an error that another rank's failure has caused. The notes of the error describe that failure.
     """

@@ -2,13 +2,12 @@
 end the job.
 
 [Note: when a job that hangs is ended]
-A job without progress is always reported. The job is only ended if it can never continue, of which there are two cases.
-First, a rank has waited in a collective for the complete timeout, and every rank that is missing there cannot arrive. A
-rank cannot arrive if it is dead, if it has been stopped for a while, or if it waits in another collective for ranks
-that cannot arrive. Second, a rank waits at the end of a set-up phase, where all ranks meet, and another rank of this
-machine is dead or has been stopped for a while. A rank that does something else may still arrive, because it may
-compile, save, prepare data, or be in a debugger. Detection needs Linux, and torch's Flight Recorder must record the
-collectives.
+A job without progress is always reported. A job is ended only in two cases, in which the job can never continue. First,
+a rank has waited in a collective for the complete timeout, and every rank that is missing there cannot arrive. A rank
+cannot arrive if it is dead, if it has been stopped for a while, or if it waits in another collective for ranks that
+cannot arrive. Second, a rank waits at the end of a set-up phase, where all ranks meet, and another rank of this machine
+is dead or has been stopped for a while. A rank that does something else may still arrive, because it may compile, save,
+prepare data, or be in a debugger. Detection needs Linux, and torch's Flight Recorder must record the collectives.
 
 A process that is not a rank reads shared memory and /proc about once a second. This process sends requests to the ranks
 only after the timeout. This file is imported without torch.
@@ -30,7 +29,7 @@ _STOPPED_TIMEOUT_S = 60.0
 _BUSY = 0.1  # a rank that uses a larger share of one processor is busy
 _LOOK_S = 1.0  # seconds between two reads of the ranks' progress
 _AGAIN_S = 10.0  # seconds between two requests while the ranks make no progress
-_ENGINE_S = 60.0  # the same for a program with an Engine, whose ranks show no progress
+_ENGINE_S = 60.0  # seconds between two requests for a program with an Engine, whose ranks show no progress
 
 
 def stopped_timeout_s() -> float:

@@ -22,7 +22,7 @@ from drivetrain.launchers.folder import hold
 from drivetrain.launchers.watch import Watch
 
 _POLL_S = 0.25
-_LAST_WORDS_S = 1.0  # seconds that the other ranks have to write their failures after a rank has failed
+_LAST_WORDS_S = 1.0  # seconds in which the other ranks must write their failures after a rank has failed
 _START = "import sys; sys.path.insert(0, {root!r}); from drivetrain.launchers.watcher import main; main({folder!r})"
 
 

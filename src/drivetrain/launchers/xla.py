@@ -26,7 +26,7 @@ from drivetrain.launchers.launcher import Launcher, threads_each
 _METHOD = "fork"
 _PROBE_S = 10.0
 _LOOK_EVERY_S = 0.2
-# seconds that a failed replica has to report after another replica has lost the connection to it
+# seconds in which a failed replica must report after another replica has lost the connection to the failed replica
 _ECHO_S = 1.0
 
 # The keys are the paths of jobs' folders. The values are the state that forked replicas apply, the function that they
@@ -45,7 +45,7 @@ class XLALauncher(Launcher):
 
     Raises:
         ConfigurationError: torch_xla's runtime has started in this process and owns the devices, or torch has used
-            threads in this process, which forked processes lack.
+            threads in this process, and forked processes lack these threads.
         LaunchError: a replica failed.
     """
 
@@ -114,8 +114,8 @@ def _refuse_threads(count: int) -> None:
 
 @contextmanager
 def _kills_the_others(folder: Path) -> Iterator[None]:
-    """Context in which the other replicas are killed soon after a replica has failed, because they would wait for
-    it.
+    """Context in which the other replicas are killed soon after a replica has failed, because the other replicas would
+    wait for the failed replica.
     """
     done = threading.Event()
 

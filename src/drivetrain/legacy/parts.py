@@ -76,8 +76,8 @@ class EarlierAccelerator:
         Raises:
             ConfigurationError: the accelerator's hardware is missing, or a required package is not installed.
         """
-        choose(self.hardware)  # raises the ConfigurationError before a strategy exists
-        self.strategy.engine = None  # a user's loop can have set an Engine
+        choose(self.hardware)  # raises if the hardware is missing
+        self.strategy.engine = None  # drop the engine that a loop without a Trainer may have set
         epoch_ends = EpochEnds(self.ends_evaluation_epochs)
         return {"accelerator": self.hardware, "strategy": self.strategy, "callbacks": [epoch_ends]}
 

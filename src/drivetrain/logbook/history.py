@@ -3,7 +3,7 @@
 [Note: what the history costs]
 A value needs 24 bytes, for the value, the step and the epoch. Without a logger, values stay on the device until the
 program reads the history, or until there are ``_UNREAD`` new rows. A training step does no work for the history: only a
-flush of the logbook adds a row.
+flush of the logbook (a transfer of values from the device) adds a row.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Column(list[float]):
     """A list of the values of one name, the oldest first.
 
     Attributes:
-        steps: the step of each value, as loggers get it.
+        steps: the step that loggers get with each value.
         epochs: the index of the epoch of each value.
     """
 
@@ -62,7 +62,7 @@ class History(Mapping[str, Column]):
         has_float64: whether the device has 64-bit floats.
 
     Attributes:
-        logged: whether loggers get the values of a name, for each name in a call of ``self.log``.
+        logged: for each name in a call of ``self.log``, whether loggers get the values.
     """
 
     def __init__(self, has_float64: bool = True) -> None:

@@ -5,10 +5,10 @@ device at once, every ``log_every_n_steps`` steps and at the end of an epoch.
 
 [Note: when a value is copied]
 ``self.log`` copies a tensor that later code may write into: a parameter, a buffer, or a view of a parameter or buffer.
-``self.log`` also copies every value of an epoch mean, and every value of a step before a flush (a flush is known before
-the step). All other values are new results of operations, such as a loss. These values are not copied, because only
-``callback_metrics`` shows them and only the step itself could change them. The logbook checks only the first value of a
-name in an epoch for being a new result, because the check takes as long as a copy.
+``self.log`` also copies every value of an epoch mean. If a flush will follow the step, ``self.log`` copies every value
+of the step. All other values are new results of operations, such as a loss. These values are not copied, because only
+``callback_metrics`` shows them and only the step itself could change them. The check whether a value is a new result
+takes as long as a copy, so the logbook checks only the first value of each name in an epoch.
 
 [Note: exact epoch means]
 The weight of a value is the batch size, so a smaller last batch has a smaller weight. The logbook collects at most

@@ -46,8 +46,8 @@ class PartEntry:
 
 
 class _Scope:
-    """Replaces a :class:`~drivetrain.logbook.logbook.Scope` on one replica. It has only the members that ``self.log``
-    reads.
+    """Replaces a :class:`~drivetrain.logbook.logbook.Scope` on one replica. The replacement has only the members that
+    ``self.log`` reads.
     """
 
     def __init__(self) -> None:

@@ -23,8 +23,8 @@ class EventFile(SummaryWriter):
         log_dir: the folder of a new file.
         event_file: an existing file to append to; ``None``: a new file.
         mark: the last part of a new file's name, before the suffix.
-        purges_charts: whether the first value of a chart with several curves hides an earlier process's values for this
-            step and later steps. TensorBoard stores each curve of such a chart in its own folder.
+        purges_charts: whether charts with several curves hide the values of earlier processes from the step of this
+            process's first value on. TensorBoard stores each curve of these charts in a separate folder.
         kwargs: arguments for ``SummaryWriter``.
 
     Attributes:
@@ -82,7 +82,7 @@ def _purge(writer: Any, step: int | None) -> None:
 
 
 class _Appending(EventFileWriter):  # type: ignore[misc]
-    """tensorboard's writer, but opens the file for appending, and accepts paths that are not UTF-8."""
+    """A writer of tensorboard that opens the file for appending, and accepts paths that are not UTF-8."""
 
     def __init__(self, path: str, max_queue: int, flush_secs: float) -> None:
         self._logdir = os.path.dirname(path)

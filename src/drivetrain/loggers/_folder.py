@@ -123,7 +123,7 @@ class FolderLogger(Logger):
 
     @property
     def is_undecided(self) -> bool:
-        """Whether the version, and with it the folder, of the run is not chosen yet."""
+        """Whether the run's version, which determines the run's folder, is not chosen yet."""
         return self._version is None and type(self).version is FolderLogger.version
 
     @property

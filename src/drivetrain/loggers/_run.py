@@ -127,7 +127,7 @@ class RunLogger(Logger):
         return {f"{self._prefix}{name}": value for name, value in metrics.items()}
 
     def _each(self, method: str, key: str, values: Any, kwargs: Mapping[str, Sequence[Any]]) -> Iterator[Any]:
-        """Yield each value with one item of each list in ``kwargs``; these lists have the length of ``values``.
+        """Yield each value, with the item at the value's index from each list in ``kwargs``.
 
         Raises:
             ConfigurationError: ``values`` is not a list, or another list has a different length.

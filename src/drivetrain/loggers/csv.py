@@ -25,11 +25,11 @@ class CSVLogger(FolderLogger):
     """Writes ``metrics.csv`` and ``hparams.yaml`` in the folder ``<save_dir>/<name>/version_<n>``.
 
     A row contains a step and the values of this step. Each new name adds a column. Consecutive calls for one step write
-    to one row, unless a name gets two different values. If the program passes the ``version`` of an existing run, the
-    logger continues the table of this run. A resumed fit continues the table after the last row at the time of the
-    checkpoint. Later rows move to ``metrics_replaced.csv``, because the resumed fit logs their steps again. If another
-    logger also writes to the table, this logger warns, and the table keeps the rows of both loggers. Between two
-    writes, no file is open, and no thread runs.
+    to one row. If a name gets a second, different value, a new row begins. If the program passes the ``version`` of an
+    existing run, the logger continues the table of this run. A resumed fit continues the table after the last row at
+    the time of the checkpoint. Later rows move to ``metrics_replaced.csv``, because the resumed fit logs their steps
+    again. If another logger also writes to the table, this logger warns, and the table keeps the rows of both loggers.
+    Between two writes, no file is open, and no thread runs.
 
     Args:
         save_dir: the root folder, or an address such as ``s3://bucket/runs``: see docs/remote.md.
@@ -69,7 +69,7 @@ class CSVLogger(FolderLogger):
         self._row_in_file: Row = {}  # the last row in the file
         self._shared = False
         self._found: Row = {}  # the last row of the existing table; empty if not all values are numbers
-        self._resumes_at: dict[str, Any] = {}  # the state in the checkpoint, until a value is logged
+        self._resumes_at: dict[str, Any] = {}  # the state from the checkpoint; empty after the next logged value
 
     @property
     def metrics_file_path(self) -> str:
@@ -252,7 +252,7 @@ class CSVLogger(FolderLogger):
         self._keep_unwritten_rows()
 
     def _keep_unwritten_rows(self) -> None:
-        """Read the table again. Keep only those values of this logger in memory that are not in the table."""
+        """Read the table again. Drop the values in memory that the table now contains."""
         self._read_table()
         if self._row_in_file and self._rows:
             first, written = self._rows[0], self._row_in_file
@@ -351,8 +351,8 @@ class CSVExperiment:
 
 @contextlib.contextmanager
 def _writing_alone(folder: str) -> Iterator[None]:
-    """Context with a lock on the folder, for loggers in several processes. Without support of the file system, there is
-    no lock.
+    """Context with a lock on the folder, for loggers in several processes. On a file system without locks, the context
+    does nothing.
     """
     unlock = files.locked(folder, _LOCK_PATIENCE_S)
     try:
@@ -371,7 +371,7 @@ def _identity(path: str) -> tuple[int, ...] | None:
 
 
 def _row(columns: list[str], line: bytes) -> Row:
-    """Return the numbers in a line of the table by column; an empty dictionary if the line contains other values."""
+    """Return the numbers in a line of the table, by column; an empty dictionary if a value is not a number."""
     try:
         texts = next(csv.reader([line.decode()]), [])
         row: Row = {

@@ -90,7 +90,7 @@ class TensorBoardLogger(FolderLogger):
         self._last: dict[str, int] = {}  # the last step of each curve
         # the last step in the checkpoint, for each curve that a resumed fit has not continued yet
         self._found: dict[str, int] = {}
-        self._resumes_at: dict[str, Any] = {}  # the logger's state in the checkpoint, until a value is logged
+        self._resumes_at: dict[str, Any] = {}  # the state from the checkpoint; empty after the next logged value
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_writer": None, "_event_file": None}  # a copy of the logger writes its own file
@@ -183,9 +183,9 @@ class TensorBoardLogger(FolderLogger):
         """Record the graph of ``model``, traced with ``input_array``; the default is the model's
         ``example_input_array``.
 
-        The method does nothing unless the logger was created with ``log_graph=True``. The trace uses evaluation mode
-        and the Trainer's precision, and has no effect on the run (see :func:`~drivetrain.module.export.example_pass`).
-        If the trace fails, the method warns and records no graph.
+        Only a logger with ``log_graph=True`` records the graph. The trace uses evaluation mode and the Trainer's
+        precision, and has no effect on the run (see :func:`~drivetrain.module.export.example_pass`). If the trace
+        fails, the method warns and records no graph.
         """
         if not self._log_graph:
             return

@@ -50,8 +50,8 @@ class InitArguments(TypedDict, total=False):
 class WandbLogger(Tables):
     """Logs to a run of Weights & Biases.
 
-    The x axis of the curves is ``trainer/global_step``. wandb's own step is not set, because wandb drops rows with a
-    lower step than an earlier row. A resumed fit logs rows with such lower steps. A resumed fit continues the
+    The x axis of the curves is ``trainer/global_step``. wandb's own step is not set, because wandb drops a row whose
+    step is lower than the step of an earlier row. A resumed fit logs such rows. A resumed fit continues the
     checkpoint's run.
 
     Args:

@@ -7,11 +7,11 @@ clear the gradients of the optimizer's parameters, call the autograd engine as `
 undecorated ``step`` of the optimizer's class under ``no_grad``. Public and direct calls compute tensors that are equal
 bit for bit.
 
-User code cannot observe the difference. When a step is bound, :func:`_reason` checks the conditions that cannot change
-later. Each direct call checks the remaining conditions, and makes the public call if a condition is not met. Before the
-first step with an optimizer class, :func:`bind` trains two toy models, one with public and one with direct calls, and
-compares the results. A step makes the public calls if the results differ, or if torch lacks a private name that direct
-calls need.
+User code cannot observe whether a step makes public or direct calls. When a step is bound, :func:`_reason` checks the
+conditions that cannot change later. Each direct call checks the remaining conditions, and makes the public call if a
+condition is not met. Before the first step with an optimizer class, :func:`bind` trains two toy models, one with public
+and one with direct calls, and compares the results. A step makes the public calls if the results differ, or if torch
+lacks a private name that direct calls need.
 
 ``DRIVETRAIN_DIRECT_STEP=0`` in the environment makes every step use the public calls.
 """
@@ -47,7 +47,7 @@ from drivetrain.strategies.step import Step as StepVerbs
 from drivetrain.strategies.step import steps_itself
 
 SWITCH = "DRIVETRAIN_DIRECT_STEP"
-"""The name of an environment variable. Its value 0 turns direct calls off."""
+"""The name of an environment variable that turns direct calls off if the value is 0."""
 
 _HOOKS = ("backward", "optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping", "clip_gradients")
 _CLIPPING_OF_PRECISIONS = ("clip_gradients", "clip_grad_by_norm", "clip_grad_by_value")
@@ -56,7 +56,7 @@ _CLIPPING_OF_STRATEGIES = {
 }  # fmt: skip
 _CLASSES = (each for each in vars(torch.optim).values() if isinstance(each, type) and issubclass(each, Optimizer))
 _KINDS = {*_CLASSES} - {Optimizer, torch.optim.LBFGS, torch.optim.SparseAdam}  # these need closures or sparse gradients
-_EQUAL: dict[type[Optimizer], bool] = {}  # optimizer class -> whether direct and public calls train a toy model equally
+_EQUAL: dict[type[Optimizer], bool] = {}  # optimizer class -> whether both calls give a toy model equal parameters
 
 
 Train = Callable[[Tensor | None, bool, bool], None]
@@ -107,7 +107,7 @@ def bind(run: Run, optimizer: Optimizer) -> Calls | None:
         _show(run, Decision("kernels", "torch's choice", why))
     if reason:
         return None
-    return _direct(optimizer, _comm_hooks(run.engine.strategy.model), kernels, run)
+    return _direct(optimizer, _names(), kernels, run)
 
 
 def _show(run: Run, decision: Decision) -> bool:
@@ -180,7 +180,9 @@ def _of_optimizer(optimizer: Optimizer) -> str:
 
 
 def _of_toy(kind: type[Optimizer]) -> str:
-    """Return why direct calls may compute different numbers than public calls; "" if both train a toy model equally."""
+    """Return why direct calls may compute different numbers than public calls; "" if both give a toy model equal
+    parameters.
+    """
     if kind not in _EQUAL:
         if _toys_are_seen():
             return "a profiler, a mode or a hook on all optimizers is active, which would see a toy that is trained"
@@ -241,13 +243,13 @@ def _undecorated_step(kind: type[Optimizer]) -> Callable[[Optimizer], Any] | Non
 # ---- how -------------------------------------------------------------------------------------------------------------
 
 
-def _direct(
-    optimizer: Optimizer, comm_hooks: list[Any], kernels: Sequence[Kernel] = (), run: Run | None = None
-) -> Calls:
+def _direct(optimizer: Optimizer, names: _Names, kernels: Sequence[Kernel] = (), run: Run | None = None) -> Calls:
     """Return the direct calls of a step, which make the public calls if a hook, a profiler or a replaced method
-    appears. A direct step sets ``kept.stepping`` itself, and does not call ``kept.step_hooks``, which only set it.
+    appears. The hooks in ``kept.step_hooks`` only set ``kept.stepping``. A direct step sets ``kept.stepping`` itself,
+    and does not call these hooks.
     """
-    names, kept, slot = _names(), KeptStates() if run is None else run.kept, [0] if run is None else run.progress.slot
+    kept, slot = KeptStates() if run is None else run.kept, [0] if run is None else run.progress.slot
+    comm_hooks = [] if run is None else _comm_hooks(run.engine.strategy.model)
     is_watched, before_steps, after_steps, ones = names.is_watched, names.before_steps, names.after_steps, names.ones
     roots, kind, decorated = names.multiplying, type(optimizer), type(optimizer).step
     step_plainly = with_kernels(_undecorated_step(kind) or decorated, [*kernels, *loops(optimizer, kernels)])
@@ -347,15 +349,8 @@ def _train_toy(kind: type[Optimizer], is_direct: bool) -> list[Tensor]:
     make: Any = kind  # called without options
     optimizer = make([first, second])
 
-    def train_publicly(loss: Tensor | None, clears: bool, steps: bool) -> None:
-        if clears:
-            optimizer.zero_grad()
-        if loss is not None:
-            Tensor.backward(loss)  # type: ignore[no-untyped-call]  # torch gives it no types
-        if steps:
-            optimizer.step()
-
-    train = _direct(optimizer, []).train if is_direct else train_publicly
+    names = _names() if is_direct else _names()._replace(is_watched=lambda: True)  # watched: the public calls are made
+    train = _direct(optimizer, names).train
     found: list[Tensor] = []
     for number in range(4):
         losses = first @ second - 1
@@ -371,8 +366,9 @@ def _train_toy(kind: type[Optimizer], is_direct: bool) -> list[Tensor]:
 def _multiplying_nodes() -> set[type]:
     """Return types of autograd nodes whose backward pass multiplies the incoming gradient, and so writes to new memory.
 
-    Other nodes, such as that of ``sum``, may return the incoming gradient itself. If a loss had such a node, a
-    parameter's gradient could share memory with a tensor of ``_Names.ones``, which every batch uses.
+    Other nodes, such as that of ``sum``, may return the incoming gradient itself. Every batch starts its backward pass
+    from a tensor of ``_Names.ones``. If ``sum`` computed the loss, a parameter's gradient could share memory with this
+    tensor.
     """
     x = torch.full((1, 2), 0.5, dtype=torch.float32, requires_grad=True)
     y = torch.zeros(1, 2, dtype=torch.float32)

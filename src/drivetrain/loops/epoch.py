@@ -42,12 +42,11 @@ class Bound:
     Attributes:
         finish_window: called after the step of the last batch of a window (the batches of one optimizer step); or
             ``None``.
-        windowed: the number of batches in the epoch. If the epoch's last window has fewer batches than a full window,
-            its gradients are divided by its own number of batches. ``inf``: these gradients are divided by the size of
-            a full window.
+        windowed: the number of batches in the epoch, which limits the size of the last window. ``inf``: no limit, so
+            the gradients of a shorter last window are divided by the size of a full window.
         has_follow_up: whether a validation, or the step of a scheduler that monitors a value, may follow a batch.
-        has_start: whether the loop may call a hook, transfer the batch, or handle uneven inputs between the fetch of a
-            batch and its step.
+        has_start: whether the loop has work between the fetch of a batch and the batch's step: a hook, a transfer, or
+            uneven inputs (ranks with different numbers of batches).
         accumulates: whether a window may have several batches.
         flushed_window: the index of the next window after which the log is flushed; -1: the log is never flushed.
         uneven: an :class:`UnevenInputs`, or ``None``. uneven_from: the index of the first batch in which this rank may
@@ -204,7 +203,7 @@ def after_batch(run: Run, bound: Bound) -> None:
         and (phase is Phase.VALIDATION_DUE or validation_due(run, bound.validate_every, progress.is_last_batch))
     )
     if validates:
-        run.hooks.notify("before_validation")  # the validation frees the batch and its gradients
+        run.hooks.notify("before_validation")  # called first: the validation frees the batch
         validate(run, only_stops(run, bound.validate_every, progress.is_last_batch))
     if window.batches_done == 0 and progress.stepped and bound.schedules.step_plateau:
         bound.schedules.advance_step(bound.schedules.step_plateau)
@@ -214,8 +213,8 @@ def after_batch(run: Run, bound: Bound) -> None:
 
 
 def validates_late(run: Run) -> bool:
-    """Whether a validation that is due now must wait until the epoch's end hooks have run, because no training batch
-    follows.
+    """Whether a validation that is due now runs after the epoch's end hooks: no training batch follows, and
+    ``run.validates_last`` is true.
     """
     progress = run.progress
     return run.validates_last and (progress.is_last_batch or (progress.should_stop and run.may_stop()))
@@ -234,8 +233,9 @@ def validate_late(run: Run) -> None:
 def validate(run: Run, extra: bool) -> None:
     """Validate inside a fit.
 
-    ``extra``: this validation only runs because of a request to stop. Without the request, no validation would draw
-    random numbers here. An extra validation therefore restores the random generators at its end.
+    ``extra``: this validation runs only because of a request to stop. A run without the request would draw no random
+    numbers for a validation at this point. At the end of an extra validation, the function therefore restores the
+    random generators.
     """
     progress = run.progress
     run.kept.before_validation = validation_start(run)

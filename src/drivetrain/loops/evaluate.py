@@ -47,7 +47,7 @@ _KINDS: dict[str, _Kind] = {
     "test": _Kind("test", "test", Phase.TEST_START),
     "predict": _Kind("predict", "predict", Phase.PREDICT_START),
 }
-_NOTHING = object()  # in place of an output, if a rank has no samples in the last global batch
+_NOTHING = object()  # stands for the missing output of a rank without samples in the last global batch
 _READ_AT = 64  # per-step values are read from the device every 64 batches
 
 
@@ -134,10 +134,10 @@ class Predictions:
     """The results of a prediction pass so far, in host memory.
 
     Attributes:
-        keeps: whether the caller wants the outputs returned.
+        keeps: whether to return the outputs to the caller.
         outputs: one list per loader, one entry per batch.
-        batch_indices: one list per loader, with the sample indices of each batch; with empty lists if ``records`` is
-            false.
+        batch_indices: one list per loader, with a list of sample indices for each batch. If ``records`` is false, the
+            lists of indices are empty.
         records: whether a callback needs ``batch_indices``.
     """
 
@@ -166,7 +166,7 @@ def predict(run: Run, predictions: Predictions) -> list[Any]:
         return []
     strategy = run.engine.strategy
     if strategy.facts.is_distributed:
-        if 0 in strategy.data.ranks:  # each group of ranks predicts the same data: one is enough
+        if 0 in strategy.data.ranks:  # all groups of ranks predict the same data, so one group is enough
             everyones = strategy.data.gather_objects(predictions.outputs)
             predictions.outputs = [_in_order(parts) for parts in zip(*everyones, strict=True)]
         if not strategy.is_global_zero:
@@ -175,7 +175,7 @@ def predict(run: Run, predictions: Predictions) -> list[Any]:
 
 
 def _in_order(parts: Sequence[list[Any]]) -> list[Any]:
-    """Merge the ranks' outputs of one loader in the order of the data: ordered by global batch, then by rank."""
+    """Merge the ranks' outputs of one loader in the order of the data: by global batch, then by rank."""
     rounds = itertools.zip_longest(*parts, fillvalue=_NOTHING)
     return [output for outputs in rounds for output in outputs if output is not _NOTHING]
 
@@ -189,7 +189,7 @@ def evaluate(
         run: the run to evaluate.
         stage: determines which hooks and which step run. A sanity check runs the hooks and the step of validation, and
             discards the logged values.
-        loaders: the loaders, each evaluated in one pass, in this order.
+        loaders: the loaders to evaluate, in this order, with one pass over each loader.
         predictions: collects the outputs of the steps.
 
     Returns: One dictionary of epoch metrics per loader. Each dictionary also contains the values that epoch hooks log.
@@ -228,7 +228,8 @@ def evaluate(
 
 
 def agree_on_counts(run: Run, stage: Stage, loaders: Sequence[EvalLoader]) -> None:
-    """Exchange the ranks' numbers of batches. All ranks must call this function. With one process, it does nothing.
+    """Exchange the ranks' numbers of batches. All ranks must call this function. With one process, the function does
+    nothing.
 
     Raises:
         ConfigurationError: a loader has batches on some ranks, and no batch on other ranks. All ranks raise the error.
@@ -271,11 +272,11 @@ def _evaluate_loaders(run: Run, stage: Stage, loaders: list[EvalLoader], predict
     rows: list[Row] = []
     if stage != "sanity_check":
         in_fit = progress.fn == "fit"
-        between_steps = not in_fit or run.window.batches_done > 0  # if between steps, log at the next step
+        between_steps = not in_fit or run.window.batches_done > 0  # if true, log at the next step
         step = progress.stepped_batches if between_steps else progress.logger_step
         rows = run.publish(book.epoch_values(group), step, read_all=not in_fit)
     book.reset(group)
-    progress.enter(Phase(start + 3))  # runs that resume from here on do not repeat the stage
+    progress.enter(Phase(start + 3))  # a run that resumes after this point does not repeat the stage
     hooks.call(f"on_{word}_end")
     return rows
 
@@ -405,7 +406,7 @@ def validates_in(run: Run, epoch: int) -> bool:
 
 
 def validation_due(run: Run, every: float, is_last: bool) -> bool:
-    """Whether a validation follows the batch that has just ended; called only in epochs in which the run validates."""
+    """Whether a validation follows the batch that has just ended. Called only in epochs with validations."""
     progress = run.progress
     if progress.should_stop and run.may_stop():
         return True

@@ -64,7 +64,7 @@ def _prepare(run: Run) -> None:
     if run.kept.saves_on_exception:
         run.hooks.completes = frozenset({"on_train_batch_end", "on_validation_end", "on_train_epoch_end"})
     if run.restart is not None:
-        run.agree_to_stop()  # a callback may repeat a request to stop from before the checkpoint
+        run.agree_to_stop()  # a restored callback may request the stop again
         run.loaders.restore_ages(run.restart.get("loaders", {}))
     sanity_check(run)
     restore_validation_loaders(run)
@@ -125,7 +125,7 @@ def _close_epoch(run: Run) -> None:
     # bar shows the epoch's value.
     book.read([row for row in rest if row.entry.to_bar and row.name not in final])
     run.hooks.notify("values_left", rest)
-    if not progress.epoch_cut:  # a resumed run may complete a cut epoch
+    if not progress.epoch_cut:  # a resumed run may complete an epoch that ended early
         schedules = Schedules(run)
         schedules.advance(schedules.epoch_plateau, progress.current_epoch + 1)
         if run.settings.fast_dev_run:

@@ -27,7 +27,7 @@ WITHOUT_FAILURE_S = 600.0
 
 FIRST_SAVE_S = 1.0
 """The seconds of training before the first save. The number is small, because the duration of a save is unknown until
-then.
+the first save.
 """
 
 _WORK = PARTS[:-1]  # this time is lost if the next run has to repeat the work
@@ -35,7 +35,9 @@ _LONGEST_S = 1e12  # a limit, so that sums stay finite
 
 
 def _seconds(value: Any, place: str = "") -> float:
-    """Return ``value``; raise unless it is a finite number, because Python's JSON parser accepts NaN and infinity."""
+    """Return ``value``. Raise if ``value`` is not a finite number, because Python's JSON parser accepts NaN and
+    infinity.
+    """
     if not abs(number(value, place)) < _LONGEST_S:
         raise WrongForm(place, f"is {value}, and a number of seconds is expected")
     return float(value)
@@ -63,7 +65,8 @@ class Report:
             that run does not count, because it may still be running.
         open: whether the last run is still running, or was killed.
         saves, save_s: the number of saves and their seconds, including saves whose time is lost.
-        overlaps: the number of runs that began before the previous run's last record: two programs write to one ledger.
+        overlaps: the number of runs that began before the previous run's last record, because two programs write to one
+            ledger.
         unread: the number of lines that could not be read, and of records of another version.
     """
 
@@ -110,7 +113,7 @@ class Report:
 
 
 class _Run:
-    """One run: its records, and the seconds of its work that count."""
+    """The records of one run, and for each part the seconds that were not lost (``counts``)."""
 
     def __init__(self, records: list[Record]) -> None:
         first, self.last, self.records = records[0], records[-1], records
@@ -122,7 +125,7 @@ class _Run:
     def keep_until(self, step: int, saved: bool) -> None:
         """Count only the work up to ``step``, because a later run repeats the work after ``step``; -1: count no work.
 
-        ``saved``: whether the later run resumes from a checkpoint of ``step``. Otherwise the later run belongs to the
+        ``saved``: whether the later run resumes from a checkpoint of ``step``. If false, the later run is a run of the
         same Trainer, and continues from the Trainer's state after ``step``.
         """
         kept = self._parts_at(step, saved)
@@ -169,10 +172,11 @@ def read(path: str | os.PathLike[str]) -> tuple[list[Record], int]:
 def account(records: Iterable[Record], unread: int = 0) -> Report:
     """Return the report of the newest training in a ledger.
 
-    A run continues the previous run's training in two cases: the run resumes from a checkpoint, or the Trainer has
-    trained before, so that the run's first step is not 0. The previous run's work after that checkpoint or step is
-    lost. A run that starts at step 0 without a checkpoint is a new training if the previous run has finished. If the
-    previous run has not finished, the new run repeats the previous run's work, which is lost.
+    A run that resumes from a checkpoint continues the previous run's training at the checkpoint's step. A run of a
+    Trainer that has trained before continues the training at the Trainer's step. The work that earlier runs did after
+    this step is lost. A run that starts at step 0 without a checkpoint is a new training if the previous run has
+    finished. If the previous run has not finished, all work of earlier runs is lost, because the new run repeats the
+    work.
     """
     by_run: dict[str, list[Record]] = {}
     for record in records:

@@ -31,8 +31,9 @@ class CannotRecord(Exception):
 
 
 def signature(batch: Any, device: torch.device) -> tuple[tuple[Any, ...], list[Tensor]]:
-    """Return the signature of ``batch``, and the tensors in it. The signature contains the structure of the batch, the
-    shape, type and strides of each tensor, and all other values. A graph is valid for all batches with its signature.
+    """Return the signature of ``batch``, and the tensors in ``batch``. The signature contains the structure of the
+    batch, the shape, type and strides of each tensor, and all other values. A graph is valid for all batches with its
+    signature.
 
     Raises:
         CannotRecord: the batch holds an object that is not plain data, or a tensor whose values a replay cannot copy.
@@ -123,7 +124,10 @@ class Watched:
 
 
 class _WithoutRate:
-    """A parameter group without its learning rate: the options whose values a recorded graph contains."""
+    """Yields the options of a parameter group, except the learning rate.
+
+    A recorded graph contains the values of these options.
+    """
 
     def __init__(self, group: dict[str, Any]) -> None:
         self._group = group
@@ -207,7 +211,7 @@ class RecordedLogs:
 
     @property
     def scope(self) -> RecordedLogs:
-        """This object, which has the fields of a :class:`~drivetrain.logbook.logbook.Scope` that ``self.log`` reads."""
+        """This object, which ``self.log`` uses in place of a :class:`~drivetrain.logbook.logbook.Scope`."""
         return self
 
     def open_entry(self, name: str, value: Any, options: Options, batch_size: Any = None) -> RecordedLogs:
@@ -273,7 +277,7 @@ class DeviceRates:
             if self._fused:
                 inside |= {"fused": True, "foreach": False}
             if self._fused and self._has_some_buffers(group):
-                inside = {}  # the fused kernel needs the buffers of all parameters, or of none
+                inside = {}  # the fused kernel needs buffers for all parameters or for no parameter
             self._outside.append({key: group[key] for key in inside})
             group.update(inside)
 
@@ -294,8 +298,8 @@ class DeviceRates:
                 state["step"] = step.to(device)
 
     def end(self) -> None:
-        """Move the step counts to the host, unless ``capturable`` or ``fused`` of a group requires step counts on the
-        device.
+        """Move the step counts to the host. If a group has the option ``capturable`` or ``fused``, the step counts stay
+        on the device.
         """
         kept = any(group.get("capturable") or group.get("fused") for group in self.optimizer.param_groups)
         self.place(self._device if kept else HOST)

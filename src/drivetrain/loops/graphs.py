@@ -2,15 +2,15 @@
 
 One graph belongs to one signature: the shapes and types of a batch's tensors, and its other values. The first steps
 with a signature run without a graph, on a side stream. Then the step is recorded. Each of the next three batches runs
-twice from the same state: once without the graph, once as a replay. The graph is kept if both compute values that are
-equal bit for bit: changed, logged and returned values. With "auto", the replay must also be faster.
+twice from the same state: once without the graph, once as a replay. The graph is kept if the changed, logged and
+returned values are equal bit for bit. With "auto", the replay must also be faster.
 
 A replay runs no Python code. This module therefore advances the loop's counters after a replay. The module also watches
 the Python objects that the step has read (:class:`Watched`), and drops all graphs if such an object has changed.
 
 [Note: the same numbers with and without a graph]
 A run with graphs reads learning rates and step counts from the device in every step, replayed or not, as torch does
-with ``capturable=True``. The results therefore do not depend on which steps were replayed, and not on measured times.
+with ``capturable=True``. The results therefore depend neither on which steps were replayed nor on measured times.
 """
 
 from __future__ import annotations
@@ -33,19 +33,7 @@ from drivetrain.base.torch_private import version_of
 from drivetrain.base.tree import cloned, detach
 from drivetrain.errors import ConfigurationError, RunError
 from drivetrain.logbook.parts import logging_into, replaced_in
-from drivetrain.loops.graph_parts import (
-    CannotRecord,
-    DeviceRates,
-    RecordedLogs,
-    TrainerWhileRecording,
-    Watched,
-    changed_by_step,
-    copies,
-    index_while_recording,
-    put,
-    same_bits,
-    signature,
-)
+from drivetrain.loops import graph_parts as parts
 from drivetrain.loops.progress import Phase
 from drivetrain.loops.run import Run
 from drivetrain.loops.step import BoundStep
@@ -116,10 +104,10 @@ class GraphedSteps:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._recorder: Any = None
-        self._rates: DeviceRates  # set by use()
+        self._rates: parts.DeviceRates  # set by use()
         self._optimizer: Optimizer | None = None  # the optimizer whose learning rates are on the device
         self._known: dict[Any, _Recorded] = {}
-        self._watched: Watched | None = None
+        self._watched: parts.Watched | None = None
         self._changes = 0
         self._off = False  # True: no graphs for the rest of the fit
         self._said: set[str] = set()
@@ -139,7 +127,7 @@ class GraphedSteps:
                 return f"the accelerator {accelerator.name!r} has no graphs"
         if self._optimizer is not strategy.optimizers[0]:
             self.end()
-            self._rates = DeviceRates(strategy.optimizers[0], strategy.root_device)
+            self._rates = parts.DeviceRates(strategy.optimizers[0], strategy.root_device)
             self._optimizer = strategy.optimizers[0]
         self._bound = bound
         self._returns = bool(self._run.hooks.bind("on_train_batch_end"))
@@ -154,7 +142,7 @@ class GraphedSteps:
             self._optimizer = None
 
     def say(self, what: str, figures: str = "") -> None:
-        """Log ``what`` and ``figures``, unless this ``what`` was logged in this fit."""
+        """Log ``what`` and ``figures``, but each ``what`` only once in a fit."""
         if what not in self._said:
             self._said.add(what)
             rank_zero_info(f"Trainer(cuda_graphs={self._run.settings.cuda_graphs!r}): {what}{figures}.")
@@ -167,8 +155,8 @@ class GraphedSteps:
         if self._off:
             return self._run_step(batch, batch_idx)
         try:
-            key, tensors = signature(batch, self._device)
-        except CannotRecord as error:
+            key, tensors = parts.signature(batch, self._device)
+        except parts.CannotRecord as error:
             self._give_up(str(error))
             return self._run_step(batch, batch_idx)
         if self._watched is not None and (changed := self._watched.changed()):
@@ -191,8 +179,8 @@ class GraphedSteps:
             return self._warm_up(known, batch, batch_idx, tensors)
         return self._trial(known, batch, batch_idx, tensors)
 
-    def _watch(self) -> Watched:
-        self._watched = Watched(self._run.module, self._rates.optimizer)
+    def _watch(self) -> parts.Watched:
+        self._watched = parts.Watched(self._run.module, self._rates.optimizer)
         return self._watched
 
     _device: torch.device = reads("_run.engine.strategy.root_device")
@@ -284,21 +272,21 @@ class GraphedSteps:
             if known.replay is None:
                 self._record(known, batch)
             assert self._watched is not None
-            changing = changed_by_step(self._watched, self._rates.optimizer)
-            before, rng = copies(changing), rng_state()
+            changing = parts.changed_by_step(self._watched, self._rates.optimizer)
+            before, rng = parts.copies(changing), rng_state()
         except Exception as error:
-            self._give_up(str(error) if isinstance(error, CannotRecord) else f"recording failed with {error!r}")
+            self._give_up(str(error) if isinstance(error, parts.CannotRecord) else f"recording failed with {error!r}")
             return self._run_step(batch, batch_idx)
         counted = run.progress.global_step
-        with logging_into(run.module, logs := RecordedLogs()), self._recorder.beside():
+        with logging_into(run.module, logs := parts.RecordedLogs()), self._recorder.beside():
             began = self._now()
             output = self._run_step(batch, batch_idx)
             known.times[0].append(self._now() - began)
-        after, rng_after, gradients = copies(changing), rng_state(), self._gradients()
+        after, rng_after, gradients = parts.copies(changing), rng_state(), self._gradients()
         window, steps = run.window.state_dict(), run.progress.global_step - counted
         run.kept.stepping, same = True, False
         try:
-            put(changing, before)
+            parts.put(changing, before)
             set_rng_state(rng)
             began = self._now()
             self._replay(known, tensors)
@@ -309,14 +297,14 @@ class GraphedSteps:
                 "what it logs": (known.calls, logs.calls), "what it returns": (known.output, output),
                 "its loss": ((known.window, known.steps), (window, steps)),
             }  # fmt: skip
-            differ = [part for part, pair in compared.items() if not same_bits(*pair)]
+            differ = [part for part, pair in compared.items() if not parts.same_bits(*pair)]
             same = not differ
             why = "" if same else f"a replayed step differs from the same step without a graph in {', '.join(differ)}"
         except Exception as error:
             why = f"replaying failed with {error!r}"
         finally:
             if not same:
-                put(changing, after)
+                parts.put(changing, after)
                 set_rng_state(rng_after)
                 for parameter, gradient in gradients:
                     parameter.grad = gradient
@@ -351,13 +339,13 @@ class GraphedSteps:
     def _record(self, known: _Recorded, batch: Any) -> None:
         run, module, reads = self._run, self._run.module, list[str]()
         static = cloned(batch)
-        known.inputs = signature(static, self._device)[1]
+        known.inputs = parts.signature(static, self._device)[1]
         counted, window, gradients = run.progress.global_step, run.window.state_dict(), self._gradients()
         watched = self._watched or self._watch()
         try:
-            hidden = replaced_in(module, "_trainer", lambda own: own and TrainerWhileRecording(own, reads))
-            with logging_into(module, logs := RecordedLogs()), hidden:
-                index = index_while_recording(reads)
+            hidden = replaced_in(module, "_trainer", lambda own: own and parts.TrainerWhileRecording(own, reads))
+            with logging_into(module, logs := parts.RecordedLogs()), hidden:
+                index = parts.index_while_recording(reads)
                 known.output, replay = self._recorder.record(lambda: self._run_step(static, index))
             known.calls, known.window = logs.calls, run.window.state_dict()
             known.steps = run.progress.global_step - counted
@@ -368,12 +356,12 @@ class GraphedSteps:
             for parameter, gradient in gradients:
                 parameter.grad = gradient
         if reads:  # the user's step may have caught the exception
-            raise CannotRecord(reads[0])
+            raise parts.CannotRecord(reads[0])
         if changed := watched.changed():
-            raise CannotRecord(f"the step changes {changed}, which a replay would not")
+            raise parts.CannotRecord(f"the step changes {changed}, which a replay would not")
         logs.check()
         if not known.gradients or known.gradients[0][1] is None:
-            raise CannotRecord("the step computes no gradients")
+            raise parts.CannotRecord("the step computes no gradients")
         known.replay = replay
 
     def _gradients(self) -> list[tuple[nn.Parameter, Tensor | None]]:

@@ -8,9 +8,9 @@ slower if the parameters do not fit into the processor's cache. ``fused`` makes 
 parameters. ``fused`` is faster at any size, but rounds differently. benchmarks/optimizer_kernels.py measures these
 speeds. On other devices torch chooses ``foreach`` itself, and this module chooses nothing.
 
-The options of an optimizer belong to the user, and checkpoints contain them. A kernel is therefore set only while the
-optimizer steps. The loop is also set explicitly (``foreach=False``): if no kernel is set, torch inspects each parameter
-in each step.
+The options of an optimizer belong to the user, and checkpoints contain the options. A kernel is therefore set only
+while the optimizer steps. The loop is also set explicitly (``foreach=False``): if no kernel is set, torch inspects each
+parameter in each step.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ _FUSED = ("SGD", "Adam", "AdamW", "Adagrad")
 """Optimizers that have a fused kernel on the host."""
 
 _FEWEST, _MOST_NUMBERS = 12, 300_000
-"""``foreach`` is used, because it is faster, for at least 12 parameters with at most 300,000 elements in total."""
+"""The limits within which ``foreach`` is faster, and therefore used: at least 12 parameters, and at most 300,000
+elements in total.
+"""
 
 _DTYPES = (torch.float32, torch.float64)
 """The dtypes of parameters for which a kernel is chosen. With narrower dtypes, ``foreach`` rounds differently, and
@@ -84,8 +86,8 @@ def choose(optimizer: Optimizer, wanted: str | None) -> list[Kernel]:
 
 
 def loops(optimizer: Optimizer, kernels: Sequence[Kernel]) -> list[Kernel]:
-    """If torch would step a group in a loop, and ``kernels`` has no kernel for the group, return a kernel that selects
-    the loop.
+    """For each parameter group without a kernel in ``kernels``, return a kernel that selects the loop, if torch would
+    use the loop.
     """
     if type(optimizer).__name__ not in _LOOPS:
         return []
@@ -100,7 +102,7 @@ def with_kernels(step: Callable[[Optimizer], Any], kernels: Sequence[Kernel]) ->
         return step
 
     def step_with_kernels(optimizer: Optimizer) -> None:
-        chosen = []  # not a comprehension, because in older Pythons that is a call
+        chosen = []  # no comprehension, which is a function call in older Pythons
         for kernel in kernels:
             group, name, _, value = kernel
             if group["foreach"] is None and (not value or kernel.fits()):

@@ -1,7 +1,7 @@
 """The ledger of a training: a file beside its checkpoints, to which each run appends records of how its time was spent.
 
 A record is one line of JSON, which one call appends to the file. If the process is killed, at most the last record is
-incomplete. Each record contains the run's total times until then, so a reader does not need the earlier records.
+incomplete. Each record contains the run's total times so far, so a reader does not need the earlier records.
 ``goodput.py`` reads the records.
 """
 
@@ -32,8 +32,8 @@ _PART_OF[Phase.VALIDATION_DUE] = _VALIDATION
 _PART_OF[Phase.VALIDATION_START : Phase.VALIDATION_END + 1] = [_VALIDATION] * 4
 _BEFORE_A_BATCH = [_START if part == _STEP else part for part in _PART_OF]
 """The table that is used in place of ``_PART_OF`` until a run's first batch begins. During the set-up of a run that
-resumes, the phase is that of the checkpoint, and may lie inside a batch. This table counts the time of such phases as
-"start".
+resumes, the phase is the phase in which the checkpoint was saved, for example a phase inside a batch. This table counts
+the time of such phases as "start".
 """
 _BEFORE_A_BATCH[Phase.BATCH_START] = _STEP
 
@@ -43,8 +43,8 @@ _RECORDS_PER_AGE, _EVERY_S = 100, (1.0, 60.0)  # between records: 1 % of the run
 class TimedSlot:
     """Replaces the list :attr:`Progress.slot`, and measures how long a run spends in each part of ``PARTS``.
 
-    The loops write their phase into the list or into this object by the same statement. A run that is not measured
-    therefore has no additional cost.
+    One statement in the loops writes the phase, into the list or into this object. A run that is not measured therefore
+    takes no additional time.
 
     Args:
         memory: the list that this object replaces.
@@ -126,7 +126,8 @@ class Ledger:
         with contextlib.suppress(OSError):
             found, unread = read(self.path)
         earlier = [each for each in found if each["run"] != self._id]
-        self._report = account([*earlier, self._begun, self._begin], unread)  # the last two may not be in the file
+        # if a write failed, the file lacks this run's records
+        self._report = account([*earlier, self._begun, self._begin], unread)
 
     def report(self) -> Report | None:
         """Return the ledger's report up to the present; ``None`` before training begins."""
@@ -169,8 +170,8 @@ class Ledger:
         return record
 
     def close(self, why: str) -> Report | None:
-        """Write the run's last record. ``why``: "finished", "stopped" or "exception". Return the report if a write has
-        failed, because the file lacks records then; else ``None``.
+        """Write the run's last record. ``why``: "finished", "stopped" or "exception". If a write has failed, the file
+        lacks records, so return the report; else return ``None``.
         """
         self._over.set()
         self._thread.join()

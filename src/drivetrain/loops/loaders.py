@@ -80,7 +80,7 @@ def check_counts(counts: Sequence[float], word: str) -> None:
     kind of loader.
 
     Raises:
-        ConfigurationError: only some ranks have batches. The other ranks would not take part in collectives.
+        ConfigurationError: only some ranks have batches. These ranks would wait in collectives for the other ranks.
     """
     if 0 in counts and any(counts):
         raise ConfigurationError(
@@ -121,8 +121,8 @@ def _chosen(dataset: Any) -> str:
 
 
 def check_orders(orders: Sequence[str], ranks: Sequence[int], word: str) -> None:
-    """Raise unless all ranks have the same order of samples. ``orders``: the result of :func:`order_shared` on each
-    rank; ``word``: the kind of loader.
+    """Raise if the ranks' orders of samples differ. ``orders``: the result of :func:`order_shared` on each rank;
+    ``word``: the kind of loader.
 
     Raises:
         ConfigurationError: the ranks' orders differ, so samples would be left out or seen twice.
@@ -151,7 +151,7 @@ def rank_batches(loader: Any) -> samplers.RankBatches | None:
 
 
 def _own(loader: Any) -> Any:
-    """Return the user's list of batches if ``loader`` wraps one, else ``loader``."""
+    """If ``loader`` wraps a user's list of batches, return the list; else return ``loader``."""
     return loader.batches if isinstance(loader, BatchList) else loader
 
 
@@ -183,7 +183,7 @@ class Loaders:
         epoch: returns the index of the current epoch.
         strategy: the strategy; divides the loaders among the ranks, and may replace loaders.
         settings: the Trainer's arguments that change loaders.
-        found: called with a stage's loaders as the caller passed them or a hook returned them.
+        found: called with the loaders that the caller passed or a hook returned, before the loaders are prepared.
 
     Attributes:
         made_training: the training loader, or a CombinedLoader if there are several; ``None`` until it is created.
@@ -220,9 +220,9 @@ class Loaders:
     def again(
         self, limit: Callable[[str], int | float], call: Callable[[Any, str], Any], epoch: Callable[[], int]
     ) -> Loaders:
-        """Return a copy that has the same sources and has created no loader."""
+        """Return an object that gets its loaders from the same caller and hooks, but has not created any loader."""
         other = replace(self, limit=limit, call=call, epoch=epoch)
-        other._nested = self._nested  # shared: loaders that ``self`` creates later are found by ``other``, too
+        other._nested = self._nested  # shared, so that ``other`` also finds the loaders that ``self`` creates later
         return other
 
     def is_passed(self, stage: str) -> bool:
@@ -230,8 +230,8 @@ class Loaders:
         return self.passed.get(stage) is not None
 
     def restore_ages(self, made_in: Mapping[str, int]) -> None:
-        """Restore the epochs in which the checkpoint's run created its loaders. Loaders that are created later get
-        these epochs, too.
+        """Restore the epochs in which the checkpoint's run created its loaders. If a loader is created later, its
+        restored epoch replaces the epoch of its creation.
         """
         self._made_before = {stage: epoch for stage, epoch in made_in.items() if stage not in self.made_in}
         self.made_in.update({stage: made_in[stage] for stage in self.made_in if stage in made_in})
@@ -241,7 +241,7 @@ class Loaders:
         return loader_states(source.loader for source in self.made_evaluation.get(stage, []))
 
     def restore_evaluation(self, stage: str, states: list[dict[str, Any]]) -> None:
-        """Create the stage's loaders, and restore the states of :meth:`evaluation_states`."""
+        """Create the stage's loaders, and restore the loaders' states, a result of :meth:`evaluation_states`."""
         set_loader_states([source.loader for source in self.evaluation(stage)], states)
 
     def available(self, stage: str) -> bool:
@@ -306,14 +306,15 @@ class Loaders:
         return {"data_ranks": ranks, **divided}
 
     def divide_from(self, done: int, shares: bool = False) -> int:
-        """Divide the samples of the current epoch that follow the first ``done`` samples among the ranks of this run.
+        """Divide the rest of the current epoch among the ranks of this run: the samples after the first ``done``
+        samples.
 
         With one rank, the training loader may have no :class:`RankBatches` (a sampler that divides samples among
         ranks). If ``done`` is not 0, or if ``shares`` is true, a copy with a :class:`RankBatches` replaces such a
         loader.
 
         Returns:
-            The number of batches for which the first ``done`` samples count.
+            The number of batches of this run that correspond to the first ``done`` samples.
         """
         batches = rank_batches(self.training())
         if batches is None and (done or shares):
@@ -383,8 +384,8 @@ class Loaders:
     def reload(self, stage: str, every: int) -> bool:
         """If the loaders of ``stage`` are ``every`` epochs old (0: never), discard them and return true.
 
-        Loaders that the caller passed are not discarded, because only a hook can create new loaders. The result is true
-        also if these loaders are ``every`` epochs old.
+        Loaders that the caller passed are kept, because only a hook can create new loaders. For loaders of this age,
+        the result is true even if the loaders are kept.
         """
         age = self.epoch() - self.made_in.get(stage, self.epoch())
         if not every or age < every:
@@ -435,7 +436,7 @@ class Loaders:
                 loader = without_shuffle(loader)
             if stage == "predict":
                 loader = with_every_sample(loader)
-            if shares:  # each of several combined loaders needs equal lengths on all ranks
+            if shares:  # if several loaders are combined, each loader must have equal lengths on all ranks
                 loader = familiar.share(strategy, loader, settings.split_batches, pads=several)
             loader = strategy.process_dataloader(loader) if has_last_word else loader
             log_fetching(loader)
@@ -451,14 +452,17 @@ class Loaders:
         return made, is_tree
 
     def unshared(self, stage: str) -> Any:
-        """Return the loaders of ``stage`` as the caller passed them or as a hook returns them."""
+        """Return the loaders of ``stage`` that the caller passed or a hook returns."""
         if (given := self.passed.get(stage)) is not None:
             return given
         owner = self._owner(stage)
         if owner is None:
-            raise ConfigurationError(
-                f"There is no loader for {stage}. Pass one, or define {LOADER_HOOKS[stage]} on the module or a "
-                "datamodule. [DT1019]"
-            )
-        hook = LOADER_HOOKS[stage]
-        return self.call(owner, hook)
+            raise self.missing(stage)
+        return self.call(owner, LOADER_HOOKS[stage])
+
+    def missing(self, stage: str) -> ConfigurationError:
+        """Return the error for a stage that has no loader."""
+        return ConfigurationError(
+            f"trainer.{stage} has no loader. Pass one, or define {LOADER_HOOKS[stage]} on "
+            f"{type(self.module).__name__} or a datamodule. [DT1019]"
+        )

@@ -21,7 +21,7 @@ these attributes, because the function visits submodules separately.
 
 
 def metrics_in(owner: Any) -> dict[str, nn.Module]:
-    """Return the torchmetrics objects that can be reached from ``owner``, by path.
+    """Return a dictionary of the torchmetrics objects that can be reached from ``owner``: the keys are paths.
 
     The function searches submodules, attributes, and items of lists, tuples and dictionaries, at any depth. A
     submodule's path is its name; an item's path is ``name[index]``.
@@ -127,7 +127,7 @@ def copied_state(metric: nn.Module) -> State:
 
 
 def copied_states(module: nn.Module) -> dict[str, State]:
-    """Return copies of the states of ``module``'s metric objects by their paths."""
+    """For each metric object of ``module``, return a copy of the state; the keys are the objects' paths."""
     return {place: copied_state(metric) for place, metric in metrics_in(module).items()}
 
 

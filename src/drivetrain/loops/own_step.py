@@ -84,9 +84,7 @@ def _check_honoured(run: Run) -> None:
 
 
 def _parts(run: Run) -> StepParts:
-    """Return the functions from which the strategy builds its step. The functions are bound as for the loop's own
-    step.
-    """
+    """Return the functions from which the strategy builds its step."""
     strategy, precision, window = run.engine.strategy, run.engine.precision, run.window
     optimizers, shared = strategy.optimizers, window.gather is not None
     first = optimizers[0] if optimizers else None
@@ -94,7 +92,7 @@ def _parts(run: Run) -> StepParts:
     zero_grads = {id(each): pieces.bind_zero_grad(run, each) for each in optimizers}
     before_steps = {id(each): pieces.bind_before_step(run, each) for each in optimizers}
     differentiate, hold = pieces.bind_backward(run, first), pieces.hold_back(run)
-    held = False  # inside accumulating(): backward passes do not exchange gradients
+    held = False  # true inside accumulating(), where backward passes do not exchange gradients
 
     def begin(size: int = 1, optimizer: Optimizer | None = first) -> None:
         window.begin(size)
@@ -148,7 +146,7 @@ def _parts(run: Run) -> StepParts:
         if own_verb is None:
             precision.optimizer_step(optimizer)
         else:
-            own_verb(optimizer, lambda: None, strategy.model)  # the closure is empty: gradients exist
+            own_verb(optimizer, lambda: None, strategy.model)  # gradients exist: nothing to compute
         return precision.stepped
 
     assert strategy.model is not None  # setup() has run

@@ -107,7 +107,8 @@ def _bind_differentiate(run: Run, direct: Backward) -> Backward:
 def bind_zero_grad(run: Run, optimizer: Optimizer, direct: Callable[[], None] | None = None) -> Callable[[], None]:
     """Return the function that calls ``on_before_zero_grad``, then clears the gradients.
 
-    ``direct``: clears the gradients, unless the module or the strategy overrides how gradients are cleared.
+    ``direct``: a function that clears the gradients, for a module and a strategy that do not override how gradients are
+    cleared.
     """
     if run.engine.strategy.facts.earlier.clears_last:
         return lambda: None
@@ -163,8 +164,8 @@ def hold_back(run: Run) -> Callable[[], AbstractContextManager[Any]] | None:
 def exchanges_always(run: Run) -> bool:
     """Whether the ranks exchange gradients in every backward pass.
 
-    The function enters the context to find out. A strategy's ``accumulating`` may call the base method. The base method
-    does not prevent the exchange, and sets ``driver.exchanges_always``.
+    The base method ``accumulating`` does not prevent the exchange, and sets ``driver.exchanges_always``. To find out
+    whether a strategy calls the base method, the function enters the strategy's context.
     """
     held_back, driver = hold_back(run), run.engine.strategy.driver
     if held_back is None:
@@ -177,8 +178,8 @@ def exchanges_always(run: Run) -> bool:
 
 def bind_clipping(run: Run) -> Callable[..., Any] | None:
     """Return the function that clips gradients; ``None`` if no gradients are clipped. The function takes the optimizer,
-    the value and the algorithm. The result is the module's method if the user overrides one, else the strategy's, else
-    the precision's.
+    the value and the algorithm. If the user overrides a clipping method of the module, the result is this method.
+    Otherwise the result is a method of the strategy or of the precision.
     """
     if (own := run.hooks.bind_method("configure_gradient_clipping")) is not None:
         return own

@@ -109,7 +109,7 @@ _PHASES: Mapping[int, Phase] = {int(phase): phase for phase in Phase}
 """The phases by number. A lookup in this dictionary is faster than ``Phase(number)``, which makes two calls."""
 
 _STAGES: Sequence[RunningStage | None] = (None, RunningStage.TRAINING, *RunningStage)
-"""The stages by the tens digit of a phase. 0: no stage; 1 and 2: training; 3 to 6: the other stages."""
+"""For each tens digit of a phase, the stage. 0: no stage; 1 and 2: training; 3 to 6: the other stages."""
 
 
 def phase_name(number: int) -> str:
@@ -152,8 +152,8 @@ class Progress:
             min_epochs and min_steps.
         eval_batch_idx, num_eval_batches: the index of the current batch, and the number of batches, in the current
             evaluation.
-        eval_steps: for each stage, the number of batches that each evaluation loader has yielded so far. Values that an
-            evaluation logs per step have this x axis.
+        eval_steps: for each stage, the number of batches that each evaluation loader has yielded so far. This number is
+            the x axis of the values that an evaluation logs per step.
         loss: the last loss that was read for a progress bar, or ``None``. shows_loss: a progress bar shows the loss.
         loss_wanted: a request to the loop: read the loss after the hooks of the running batch.
     """
@@ -219,8 +219,8 @@ class Progress:
 
     @property
     def validation(self) -> str:
-        """The state of a validation in a fit: "running", "done" (but the loop has not finished the batch before it), or
-        "".
+        """The state of a validation in a fit: "running", "done", or "". "done": the validation has ended, but the loop
+        must still finish the batch before the validation.
         """
         phase = self.phase
         if self.fn is not TrainerFn.FITTING and self.resume_phase is None:
@@ -261,7 +261,7 @@ class Progress:
 
     @property
     def restarting(self) -> bool:
-        """Whether the run has resumed from a checkpoint, and has not finished a batch after that."""
+        """Whether the run has resumed from a checkpoint, and has not finished a batch since then."""
         return self.resumed_batches == self.total_batches
 
     @property
@@ -372,7 +372,7 @@ class Progress:
             self.loss = loss
 
     def count_once(self) -> None:
-        """Count the last batch as one optimizer step, regardless of the number of its optimizer steps."""
+        """Set ``global_step`` as if the last batch had made exactly one optimizer step."""
         self.global_step, self.stepped = self.slot[2] + 1, True
 
     def ask_to_stop(self, stop: bool = True) -> None:
@@ -388,8 +388,8 @@ class Progress:
         self.num_eval_batches, self.eval_batch_idx = batches, -1
 
     def end_evaluation_of(self, stage: str, dataloader_idx: int) -> None:
-        """Called after a pass over an evaluation loader: count its batches. The next pass logs at the following
-        steps.
+        """Called after a pass over an evaluation loader: count the batches, so that the next pass logs its values at
+        later steps.
         """
         self.eval_steps[stage][dataloader_idx] += self.eval_batch_idx + 1
 
@@ -408,7 +408,9 @@ class Progress:
         return {**state, "eval_steps": copied(self.eval_steps)}
 
     def deferred_state_dict(self) -> Callable[[], dict[str, Any]]:
-        """Return a function that creates the present :meth:`state_dict`. The function can be called later."""
+        """Return a function that returns the present :meth:`state_dict`. Later changes of the counters do not change
+        the result.
+        """
         values, phase, eval_steps = _FIELDS(self), self.slot[0], self.eval_steps and copied(self.eval_steps)
 
         def state_dict() -> dict[str, Any]:

@@ -98,8 +98,8 @@ class ReplayedWindow:
 
     def keep(self, batch: Any, *others: Any) -> None:
         """Keep the inputs for a replay of this batch: the batch, the step's other arguments, and the random states. The
-        random states may differ from those after the previous batch, because a validation or a loader may draw random
-        numbers.
+        random states may differ from the random states after the previous batch, because a validation or a loader may
+        draw random numbers.
 
         Tensors are copied, because the step may write into them.
         """
@@ -133,9 +133,7 @@ class ReplayedWindow:
             yield
 
     def differences(self) -> list[str]:
-        """Replay the window. Return phrases for a message: the results that differ from the first results in any
-        bit.
-        """
+        """Replay the window. Return phrases for a message: which results differ in any bit from the first results."""
         first, other = self._first, self._again()
         pairs = zip(self._batches, first.losses, other.losses, strict=True)
         batches = [str(arguments[1]) for (arguments, *_), *losses in pairs if not same_bits(*losses)]
@@ -151,18 +149,18 @@ class ReplayedWindow:
         return [*found, f"the random state of {', '.join(states)}"] if states else found
 
     def operations(self) -> list[Operation]:
-        """Replay the window, and return its operations. The place of a backward operation is the user's line of the
-        forward operation.
+        """Replay the window, and return its operations. An operation's place is the user's line that called the
+        operation. For a backward operation, the line of its forward operation is the place.
         """
         mode = Operations(_place)
-        with torch.autograd.set_detect_anomaly(True, check_nan=False):  # nodes then store their forward stack
+        with torch.autograd.set_detect_anomaly(True, check_nan=False):  # nodes store the forward stack
             self._again(mode)
         return mode.found
 
     def _again(self, mode: AbstractContextManager[Any] | None = None) -> _Outcome:
         run, losses, random = self._run, list[Tensor | None](), list[dict[str, Any]]()
         self._state.put()
-        before = self._gradients_at_start  # a step may not clear all gradients
+        before = self._gradients_at_start  # replay from these gradients, because a step need not clear all gradients
         pairs = zip(run.module.parameters(), before.values(), strict=True)
         own = [(each, None if value is None else each.grad) for each, value in pairs]
         _set_gradients(own, before)
@@ -188,8 +186,8 @@ class ReplayedWindow:
         return {name: None if each.grad is None else _on_host(each.grad) for name, each in named.items()}
 
     def _clipped(self) -> dict[str, Tensor | None]:
-        """Clip the gradients, and return copies of them; return {} if clipping is off, or if the precision scales the
-        loss.
+        """Clip the gradients, and return copies of the clipped gradients. Return {} if clipping is off, or if the
+        precision scales the loss.
         """
         run, settings = replace(self._run, hooks=self._run.hooks.without_callbacks()), self._run.settings
         clip = pieces.bind_clipping(run)

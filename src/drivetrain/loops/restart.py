@@ -1,18 +1,18 @@
 """Capture the loop's state for a checkpoint, so that a resumed fit computes the same bits as an uninterrupted fit.
 
 A window is the batches of one optimizer step. A fit can resume at the end of a batch, in a validation, at the end of an
-epoch, and at the start of an epoch. A resumed validation starts again, unless only its last hooks are left. After an
-exception, a fit can resume at the start of the window in which the exception was raised. If a checkpoint was saved in
-the middle of a batch, the fit resumes at the start of that batch, and warns that its results may differ from those of
-an uninterrupted fit.
+epoch, and at the start of an epoch. A resumed validation starts from its beginning; but if only its last hooks are
+left, only these hooks run. After an exception, a fit can resume at the start of the window in which the exception was
+raised. If a checkpoint was saved in the middle of a batch, the fit resumes at the start of that batch, and warns that
+the results may differ from the results of an uninterrupted fit.
 
 [Note: callbacks at a restart point]
 The restart point (the point at which a run resumes) may be earlier than the point at which the checkpoint was saved:
 the start of a window, of a validation or of an epoch. The callbacks then need their states from the restart point. A
 callback with a later state would count batches twice. The optimizers and schedulers also need their learning rates and
-parameter groups from the restart point, because hooks will change these again. If a callback saves on exceptions, the
-fit therefore copies these states at each possible restart point. States of callbacks that save checkpoints are not
-copied, because these states describe files, and the files remain.
+parameter groups from the restart point, because hooks of the resumed run will change the learning rates and groups
+again. If a callback saves on exceptions, the fit therefore copies these states at each possible restart point. States
+of callbacks that save checkpoints are not copied, because these states describe files, and the files remain.
 """
 
 from __future__ import annotations
@@ -66,24 +66,30 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None, deferred: 
     Returns:
         A dictionary with these entries, some of which may be missing:
 
-        - ``progress``: the counters. ``rng``: the random state. ``data``: this rank's position in the training loader.
+        - ``progress``: the counters.
+        - ``rng``: the random state.
+        - ``data``: this rank's position in the training loader.
         - ``samples``: the number of samples that all ranks have done; with a user's batch sampler, the number of
-        batches. - ``order``: see :func:`~drivetrain.data.samplers.order_of`. ``data_ranks``: how many ranks share the
-        data. - ``divided_from``: if the epoch was resumed with another batch size, the number of samples before that
-        point. - ``window``, ``gradients``: for an incomplete window. ``logged``: running reductions of the epoch's
-        values. - ``exact``: whether a run that resumes here computes the same as an uninterrupted run. - ``cut_off``:
-        true if the run ended after an optimizer's step, and before the end of that step's batch. - ``settled``: true if
-        the loop has done all that follows the last batch: log, validate, step the schedulers. - ``callbacks``,
-        ``buffers``, ``options`` (of optimizers and schedulers), ``rank_state``, ``precision`` (a function): states at
-        the restart point, if that is an earlier point. ``ahead``: the callbacks whose saved states are later than the
-        restart point.
+          batches.
+        - ``order``: see :func:`~drivetrain.data.samplers.order_of`.
+        - ``data_ranks``: how many ranks share the data.
+        - ``divided_from``: if the epoch was resumed with another batch size, the number of samples before the point of
+          resumption.
+        - ``window``, ``gradients``: for an incomplete window.
+        - ``logged``: running reductions of the epoch's values.
+        - ``exact``: whether a run that resumes here computes the same as an uninterrupted run.
+        - ``cut_off``: true if the run ended after an optimizer's step, and before the end of that step's batch.
+        - ``settled``: true if the loop has done all that follows the last batch: log, validate, step the schedulers.
+        - ``callbacks``, ``buffers``, ``options`` (of optimizers and schedulers), ``rank_state``, ``precision`` (a
+          function): states at the restart point, if the restart point is earlier than the checkpoint.
+        - ``ahead``: the callbacks whose saved states are later than the restart point.
 
     Raises:
         CheckpointError: an optimizer was interrupted in the middle of its step.
     """
     progress = run.progress
     state: State
-    if run.restart is not None and not run.restored:  # the run has not yet resumed: save its checkpoint's state
+    if run.restart is not None and not run.restored:  # not yet resumed: save the loaded state
         state = {**run.restart, "progress": _saved_progress(run)}
         return {**state, **_at_epoch_start(run)}
     if run.kept.stepping:
@@ -108,7 +114,7 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None, deferred: 
     }
     if not deferred:
         state.update(_of_the_loaders(run, state["data"]))
-    if in_batch and _has_stepped(run):  # a run that resumed at this batch would step again
+    if in_batch and _has_stepped(run):  # a run that resumed here would repeat the optimizer's step
         done = {"batches_done": progress.batch_idx + 1, "stepped_batches": progress.stepped_batches + 1}
         state["progress"] |= {**done, "held": 0, "stepped": True, "flush_due": run.book.copies}
         state["cut_off"] = True
@@ -172,11 +178,12 @@ def _window_start(run: Run) -> State | None:
 
 
 def _of_the_loaders(run: Run, data: State | None) -> State:
+    passes = run.loaders.made_passes
     return {
         "loaders": dict(run.loaders.made_in),
         "val_loaders": run.loaders.evaluation_states("validate"),
         "samples": samples_done(run, data),
-        "order": _order(run),
+        "order": None if passes is None else order_of(passes.loader),
         **run.loaders.division(),
     }
 
@@ -211,7 +218,9 @@ def _saved_progress(run: Run) -> State:
 
 
 def _at_epoch_start(run: Run) -> State:
-    """Return the states from the epoch's start if the epoch has begun, but its first batch has not; else {}."""
+    """After an epoch has begun, and before its first batch begins, return the states from the epoch's start; else
+    return {}.
+    """
     progress = run.progress
     starts = progress.batch_idx == -1 and not (progress.epoch_ending or progress.between_epochs)
     return run.kept.at_epoch_start if starts else {}
@@ -226,11 +235,6 @@ def _position(run: Run) -> State | None:
     if (run.progress.epoch_ending or run.progress.between_epochs) and not run.progress.epoch_cut:
         return passes.position()  # the next epoch continues after the batches fetched ahead
     return passes.flight or passes.position()
-
-
-def _order(run: Run) -> State | None:
-    passes = run.loaders.made_passes
-    return None if passes is None else order_of(passes.loader)
 
 
 def samples_done(run: Run, data: State | None) -> int | None:
@@ -328,7 +332,7 @@ def _copied_option(value: Any) -> Any:
 
 
 def validation_start(run: Run) -> State:
-    """Return the state that a checkpoint from inside the validation needs to restart the validation."""
+    """Return the state before a validation. A checkpoint that is saved in the validation contains this state."""
     return {
         "rng": rng_state(),
         "eval_steps": copied(run.progress.eval_steps),

@@ -68,7 +68,7 @@ def check_restart(restart: Any, module: nn.Module, complete: bool = False) -> No
     Args:
         restart: a result of :func:`~drivetrain.loops.restart.capture` from a checkpoint.
         module: the module to train.
-        complete: whether this package wrote the checkpoint, so that no entry is allowed to be missing.
+        complete: whether this package wrote the checkpoint. If true, a missing entry is an error.
 
     Raises:
         CheckpointError: an entry has a wrong type. The message names the entry.

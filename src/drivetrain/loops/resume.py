@@ -1,7 +1,8 @@
 """Resume a fit at the point of its checkpoint: at the start of an epoch, inside an epoch, or after its last batch.
 
-``restart.py`` describes the saved state. This module restores the parts of the state in the order in which the loop of
-a new run changes them. The random state is restored last, immediately before the next random number is drawn.
+``restart.py`` describes the saved state. The loop of a new run changes the parts of this state in a certain order, and
+this module restores the parts in this order. The random state is restored last, immediately before the next random
+number is drawn.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ Epoch = tuple[Batches, Bound]
 def enter_epoch(run: Run) -> Epoch | None:
     """Start the next epoch, or resume the epoch in which the checkpoint was saved.
 
-    Every epoch of a fit begins in this function. The loop of a resumed run differs from that of a new run only in this
-    function.
+    Every epoch of a fit begins in this function. Only in this function does the loop of a resumed run differ from the
+    loop of a new run.
 
     Returns:
         The epoch's batches and its bound step; ``None`` if the checkpoint was saved after the epoch's last batch.
@@ -90,7 +91,6 @@ def _start(run: Run) -> Epoch:
 
 
 def _resume_end(run: Run, state: State) -> None:
-    """Resume after an epoch's last batch."""
     run.progress.resume_at(Phase.EPOCH_END)
     _restore_loop(run, state)
     _restore_between_passes(run)
@@ -130,7 +130,7 @@ def _resume_middle(run: Run, state: State) -> Epoch:
     batches, bound = batches_and_step(run, loader, Resumed(done, caught_up=lambda: set_rng_state(caught_up)))
     run.book.enter_if_left(run.hooks.scope("training_step"))
     _restore_end_of_pass(run, state, batches)
-    run.restored = True  # if an error was raised before, a checkpoint contains the loaded state
+    run.restored = True  # until here, a checkpoint that is saved after an error contains the loaded state
     if progress.validation == "running":
         run.kept.before_validation = validation_start(run)
     if not state.get("settled"):
@@ -142,7 +142,7 @@ def _resume_middle(run: Run, state: State) -> Epoch:
         _keep_position(run, state)
         return iter(()), bound
     if bound.keep_start is not None:
-        bound.keep_start()  # before the loader fetches ahead, which changes its position
+        bound.keep_start()  # first, because fetching ahead changes the loader's position
     caught_up.update(rng_state())
     _restore_position(run, data, caught_up)
     return batches, bound
@@ -191,7 +191,7 @@ def _restore_position(run: Run, data: dict[str, Any], caught_up: dict[str, Any])
 
 
 def _check_order(run: Run, state: State) -> None:
-    """Check that the loader has the same order of samples as the loader of the checkpoint's run.
+    """Check that the loader's order of samples is equal to the order in the checkpoint's run.
 
     Raises:
         CheckpointError: the samplers, their options or their numbers of samples differ.
@@ -244,7 +244,7 @@ def _count_in_batches_of_this_loader(run: Run, state: State) -> None:
         if ranks is not None and size and of_all // size != run.progress.batches_done:
             _count_as(run, state, of_all // size)
         return
-    has_own_loader = run.window.gather is not None and rank_batches(loader) is None  # samples is rank 0's count
+    has_own_loader = run.window.gather is not None and rank_batches(loader) is None  # rank 0 saved its own count
     if ranks is not None and (has_own_loader or found is None):
         raise CheckpointError(
             f"The checkpoint was saved in the middle of an epoch by {ranks} processes, and the samples of this "

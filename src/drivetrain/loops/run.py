@@ -1,4 +1,4 @@
-"""The Run, an object with all parts of a run, which the functions of the loops receive; and the limits of a run."""
+"""The Run, an object with all parts of a run, and the limits of a run. The functions of the loops receive a Run."""
 
 from __future__ import annotations
 
@@ -112,8 +112,8 @@ ARGUMENTS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "inference_mode": ("inference_mode", _same),
     "reload_dataloaders_every_n_epochs": ("reload_every", _same),
 }
-"""For each argument of the Trainer: the field of :class:`Limits` with its value, and a function that converts the
-value.
+"""For each argument of the Trainer: the field of :class:`Limits` that holds the argument's value, and a function that
+converts the value.
 """
 
 
@@ -144,7 +144,7 @@ class KeptStates:
     Attributes:
         saves_on_exception: whether a callback saves a checkpoint after an exception.
         window_start: the loop's state at the start of the window; kept only if ``saves_on_exception``.
-        unchanged: returns whether no parameter has changed since ``window_start``.
+        unchanged: returns true if no parameter has changed since ``window_start``.
         stepping: whether an optimizer is changing parameters; set only if ``saves_on_exception``. step_hooks: the hooks
             before and after an optimizer's step that set ``stepping``.
         before_validation: the state before the running validation, for a checkpoint saved inside the validation.
@@ -191,11 +191,11 @@ class ValidationClock:
     def restart(self) -> None:
         """Restart the clock."""
         self._began = time.monotonic()
-        self._answer = (-1, False)  # the number of batches at the last call, and the result
+        self._answer = (-1, False)  # the argument ``batches`` of the last call, and the result
 
     def is_over(self, seconds: float, batches: int, strategy: Strategy) -> bool:
         """Whether ``seconds`` have passed on rank 0's clock. All calls during one batch return the same result."""
-        if self._answer[0] != batches:  # else: a later call in this batch
+        if self._answer[0] != batches:  # if equal, an earlier call during this batch has set the result
             self._answer = batches, strategy.broadcast(time.monotonic() - self._began >= seconds)
         return self._answer[1]
 
@@ -213,15 +213,15 @@ class Run:
         restored: whether the loop has restored everything from ``restart``, except the position in the training data.
         stale: whether code has changed a limit, a callback, a logger or an optimizer. If so, the loop binds its step
             again at the next batch.
-        validates_last: whether a validation at the end of an epoch runs after the epoch's end hooks; otherwise it runs
-            before these hooks.
+        validates_last: whether a validation at the end of an epoch runs after the epoch's end hooks. False: before
+            these hooks.
         uneven: the :class:`drivetrain.loops.uneven.UnevenInputs` of the pass over the training data; ``None`` with one
             rank.
         stop: ``None`` until a request to end the fit, then ``stopping.stopper``, which the loop calls at the end of
             each batch.
         splitter: runs batches in parts after an out-of-memory error; ``None`` without ``split_on_oom``.
         graphs: the recorded steps, a :class:`drivetrain.loops.graphs.GraphedSteps`; ``None`` without ``cuda_graphs``.
-        transfer: ``(move, hooks)`` from :func:`drivetrain.module.hooks.bind_transfer`.
+        transfer: ``(move, hooks)`` from :meth:`drivetrain.module.hooks.HookTable.bind_transfer`.
         loaders: creates the loaders on first use.
     """
 
@@ -264,7 +264,7 @@ class Run:
         """Read the values of ``rows`` from the device, pass the values to the loggers, and return the rows that were
         read.
 
-        If ``read_all``, the function also reads values that only the caller needs.
+        If ``read_all``, the function also reads values that neither loggers nor progress bars show.
         """
         log = self.log
         if log is None:
@@ -337,27 +337,24 @@ class Run:
     def validates(self) -> bool:
         """Whether the fit validates: the module has a validation step, and there is at least one validation batch.
 
-        A hook's loaders are created when a validation is due. Until then, this method assumes that the loaders have
-        batches.
+        Loaders that a hook returns are created when a validation is due. Until then, this method assumes that the
+        loaders have batches.
         """
-        if self.limits.val_batches == 0 or not self.loaders.defined("validate"):
-            return False
-        if not self.loaders.is_known("validate"):
-            return True
-        return any(source.num_batches for source in self.loaders.evaluation("validate"))
+        return not self.why_not_validated()
 
     def why_not_validated(self) -> str:
         """Return a sentence that explains why the fit does not validate, and a space; "" if the fit validates."""
-        if self.validates():
-            return ""
+        loaders = self.loaders
         if self.limits.val_batches == 0:
             why = "limit_val_batches is 0"
         elif not overrides(self.module, "validation_step", TrainableModule):
             why = f"{type(self.module).__name__} has no validation_step"
-        elif not self.loaders.available("validate"):
+        elif not loaders.available("validate"):
             why = "there is no validation loader"
-        else:
+        elif loaders.is_known("validate") and not any(each.num_batches for each in loaders.evaluation("validate")):
             why = "the validation loaders have no batch"
+        else:
+            return ""
         return f"This fit does not validate: {why}. "
 
     def agree_to_stop(self) -> None:
@@ -392,7 +389,7 @@ class Run:
         return allowed
 
     def training_done(self) -> bool:
-        """Whether training is over: no further epoch may begin."""
+        """Whether training is over, so that no further epoch begins."""
         progress, limits = self.progress, self.limits
         return (
             progress.current_epoch >= limits.max_epochs

@@ -17,8 +17,8 @@ from drivetrain.loops.run import Run
 def sanity_check(run: Run) -> None:
     """Run a few validation batches before training, so that errors in the validation appear early.
 
-    A fit that resumes inside an epoch or a validation does not run the sanity check. At its end, the check restores
-    metrics, progress and random states, and stops its loaders' worker processes.
+    A fit that resumes inside an epoch or a validation does not run the sanity check. Finally, the check restores
+    metrics, progress and random states, and stops the worker processes of the loaders.
     """
     limits, progress, book = run.limits, run.progress, run.book
     if limits.sanity_batches == 0 or limits.val_batches == 0 or not run.loaders.defined("validate"):

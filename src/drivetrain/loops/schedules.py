@@ -16,8 +16,8 @@ class Schedules:
     """The schedulers that the Trainer steps in a run, grouped by the time of their steps.
 
     Attributes:
-        step: the schedulers that are stepped after an optimizer step. epoch: those that are stepped after an epoch's
-            last batch, before a validation.
+        step: the schedulers that are stepped after an optimizer step. epoch: the schedulers that are stepped after an
+            epoch's last batch, before a validation.
         step_plateau, epoch_plateau: the schedulers that monitor a value; stepped after a validation.
     """
 
@@ -59,7 +59,8 @@ class Schedules:
                 config.scheduler.step()
 
     def check_watched(self) -> None:
-        """Look up the monitored values of schedulers that were never due; called at the end of a fast_dev_run.
+        """Some schedulers do not step in every epoch. Check that the values that these schedulers monitor were logged.
+        Called at the end of a fast_dev_run, which is too short to step these schedulers.
 
         Raises:
             NotLoggedError: a strict scheduler monitors a value that was never logged.

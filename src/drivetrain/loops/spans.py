@@ -59,7 +59,9 @@ class Spans:
         return self.wrap(f"[{kind}]{type(owner).__name__}.{hook}", getattr(owner, hook))
 
     def around(self, hook: str, bound: tuple[Call, ...]) -> tuple[Call, ...]:
-        """Return the callables of ``hook``. If an action begins or ends at this hook, add a callable that does so."""
+        """Return the callables of ``hook``. If an action begins or ends at this hook, add a callable that begins or
+        ends the action.
+        """
         if hook not in _AROUND:
             return bound
         action, begins = _AROUND[hook]
@@ -68,8 +70,8 @@ class Spans:
         return (*bound, lambda *_, **__: self.end(action))
 
     def begin(self, action: str) -> None:
-        """Begin an action that ends at another hook."""
-        self.end(action)  # if an exception or a skipped hook left it open
+        """Begin an action, which ends when :meth:`end` is called."""
+        self.end(action)  # if an exception or a skipped hook left the action open
         self._open.append(action)
         self._start(action)
 
@@ -91,5 +93,5 @@ class Spans:
         while (batch := fetched()) is not batches:
             self.begin(work)
             yield batch
-            self.end(work)  # if an exception or a skipped hook left it open
+            self.end(work)  # if an exception or a skipped hook left the action open
         self.end(work)

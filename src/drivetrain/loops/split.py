@@ -67,7 +67,8 @@ class SplitWindow:
         before: SplitWindow | None = run.splitter
         new_passes = load(self._strategy.facts.local_passes)
         self.passes: LocalPasses = new_passes(self._strategy) if before is None else before.passes
-        self._kept: list[_Kept] = [] if before is None else before._kept  # a step may be bound inside a window
+        # if a step is bound inside a window, the window goes on with the state of the previous object
+        self._kept: list[_Kept] = [] if before is None else before._kept
         # the gradients of a checkpoint that was saved inside this window
         self._gradients: list[Tensor | None] | None = None if before is None else before._gradients
         self._at_start: dict[str, Any] = {} if before is None else before._at_start
@@ -114,7 +115,6 @@ class SplitWindow:
         return output
 
     def _begin(self, position: int) -> None:
-        """Record the state at the window's start."""
         if self._shared:
             self.passes.begin()
         self._at_start = self._window.state_dict()
@@ -219,14 +219,14 @@ class SplitWindow:
 
     # ---- the optimizer -------------------------------------------------------------------------------------------
 
-    def finish_window(self) -> bool:
-        """Step the optimizer, and return whether parameters were updated.
+    def finish_window(self) -> None:
+        """Step the optimizer.
 
         If memory runs out before the optimizer has changed a tensor, free memory and step the optimizer again.
         """
         run = self._run
         if not self._window.batches_with_gradients:
-            return False
+            return
         run.progress.slot[0] = _OPTIMIZER_STEP
         if self._before_step is not None:
             self._before_step()
@@ -246,7 +246,7 @@ class SplitWindow:
                 del self._optimizer.state[parameter]  # the state may be incomplete
             free_memory()
             stepped = self._step_optimizer()
-        return stepped
+        run.progress.count_steps(stepped)
 
     def _step_optimizer(self) -> bool:
         precision = self._run.engine.precision
@@ -255,8 +255,8 @@ class SplitWindow:
         return precision.stepped
 
     def _versions(self, known: set[Any] | None = None) -> list[int]:
-        """Return the version counters (torch's counters of in-place changes) of all parameters, and of the optimizer's
-        state tensors for the ``known`` parameters; ``None``: for all parameters.
+        """Return the version counters (torch's counters of in-place changes) of all parameters and of the optimizer's
+        state tensors. ``known``: leave out the states of parameters that are not in ``known``.
         """
         state = self._optimizer.state
         found: list[Any] = list(self._parameters)

@@ -10,8 +10,8 @@ closure
     The same calls in the same order, but on the window's last batch a closure makes them. ``module.optimizer_step``
     receives the closure, because LBFGS and an overridden ``optimizer_step`` call it.
 manual
-    Only ``training_step``. The user's code in it calls ``manual_backward`` and the optimizers' ``step``, and these two
-    call the hooks.
+    Only ``training_step``. In ``training_step``, the user's code calls ``manual_backward`` and the optimizers'
+    ``step``. Both methods call the hooks.
 
 A strategy can change parts of the step: it overrides methods of :mod:`drivetrain.strategies.step`, and this module
 calls these methods in place of torch's operations. A strategy can also run the complete step itself (``own_step.py``).
@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from drivetrain.base.introspect import overrides
-from drivetrain.engine.wrappers import TakeStep, requires_closure
+from drivetrain.engine.wrappers import TakeStep, check_closure, requires_closure
 from drivetrain.errors import ConfigurationError, RunError, shown
 from drivetrain.loops import direct, own_step, pieces, split
 from drivetrain.loops.pieces import Backward, Step
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 _FORWARD, _BACKWARD, _OPTIMIZER_STEP = int(Phase.FORWARD), int(Phase.BACKWARD), int(Phase.OPTIMIZER_STEP)
 
 Clear = Callable[[], None] | None
-ForwardBackward = Callable[[Any, int, int, bool, int], Any]
 
 
 class BoundStep(NamedTuple):
@@ -96,30 +95,25 @@ def make_step(run: Run) -> BoundStep:
     forward_backward = make_forward_backward(run, optimizer, zero_grad, backward, calls if is_bare else None, steps)
     if optimizer is None:
         return BoundStep(forward_backward, _optimizer_step(run, before_step, None, None))
-    needs_closure = requires_closure(optimizer)
-    if needs_closure:
-        _check_closure(run, type(optimizer).__name__)
-    if needs_closure or steps_itself(strategy) or run.hooks.bind_method("optimizer_step") is not None:
+    accumulate = run.limits.accumulate
+    check_closure(
+        optimizer,
+        run.engine.precision,
+        (accumulate > 1, f"accumulate_grad_batches={accumulate} cannot repeat. Write accumulate_grad_batches=1."),
+        (run.settings.split_on_oom, "Trainer(split_on_oom=True) cannot split. Leave split_on_oom out."),
+    )
+    if requires_closure(optimizer) or steps_itself(strategy) or run.hooks.bind_method("optimizer_step") is not None:
         bound = BoundStep(_closure(run, forward_backward, before_step, run.optimizers.handles[0]))
     else:
         handle, clear = run.optimizers.handles[0], optimizer.zero_grad
-        handle.bind(_not_by_hand, _keeping_window(run, clear) if run.limits.accumulate > 1 else clear)
+        handle.bind(_not_by_hand, _keeping_window(run, clear) if accumulate > 1 else clear)
         run.optimizers.unbinders.append(lambda: handle.bind(None, clear))
         finish = None if steps else _optimizer_step(run, before_step, optimizer, calls)
         bound = BoundStep(forward_backward, finish)
     if run.settings.split_on_oom:
-        return _splitting(run, optimizer, before_step)
+        parts = split.SplitWindow(run, optimizer, before_step)
+        return BoundStep(parts.step, pieces.measured(run, "optimizer_step", parts.finish_window))
     return _strategy_accumulates(run, bound) if strategy.facts.handles_gradient_accumulation else bound
-
-
-def _splitting(run: Run, optimizer: Optimizer, before_step: Callable[[], None] | None) -> BoundStep:
-    """Return a flat step that runs batches again in parts (micro-batches) if memory runs out."""
-    parts = split.SplitWindow(run, optimizer, before_step)
-
-    def finish_window() -> None:
-        run.progress.global_step += parts.finish_window()
-
-    return BoundStep(parts.step, pieces.measured(run, "optimizer_step", finish_window))
 
 
 def _not_by_hand(optimizer: Optimizer, closure: Callable[[], Any] | None, kwargs: dict[str, Any]) -> Any:
@@ -131,7 +125,7 @@ def _not_by_hand(optimizer: Optimizer, closure: Callable[[], Any] | None, kwargs
 
 
 def _keeping_window(run: Run, clear: Callable[..., None]) -> Callable[..., None]:
-    """Return a function that calls ``clear``, but raises if this would delete gradients of the window's earlier
+    """Return a function that calls ``clear``, but raises if the call would delete gradients of the window's earlier
     batches.
     """
 
@@ -141,22 +135,6 @@ def _keeping_window(run: Run, clear: Callable[..., None]) -> Callable[..., None]
         clear(*args, **kwargs)
 
     return zero_grad
-
-
-def _check_closure(run: Run, optimizer: str) -> None:
-    accumulate, precision = run.limits.accumulate, run.engine.precision
-    refused = (
-        (accumulate > 1, f"accumulate_grad_batches={accumulate} cannot repeat. Write accumulate_grad_batches=1."),
-        (
-            precision.scales_loss,
-            f'the scaled loss of precision={precision.name!r} does not allow. Write precision="bf16-mixed" or '
-            '"32-true".',
-        ),
-        (run.settings.split_on_oom, "Trainer(split_on_oom=True) cannot split. Leave split_on_oom out."),
-    )
-    for holds, what in refused:
-        if holds:
-            raise ConfigurationError(f"{optimizer} evaluates the loss several times per step, which {what}")
 
 
 # ---- the three kinds of step -----------------------------------------------------------------------------------------
@@ -210,7 +188,7 @@ def _strategy_accumulates(run: Run, whole: BoundStep) -> BoundStep:
 
 def _closure(
     run: Run,
-    forward_backward: ForwardBackward,
+    forward_backward: Step,
     before_step: Callable[[], None] | None,
     handle: LightningOptimizer,
 ) -> Step:
@@ -286,7 +264,7 @@ def _manual(run: Run) -> Step:
     strategy, shared = run.engine.strategy, run.engine.strategy.facts.is_distributed
 
     def manual_backward(loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        # above 0: a checkpoint contains the gradients; the optimizer's step sets 0
+        # While this number is above 0, a checkpoint contains the gradients. The optimizer's step sets the number to 0.
         window.batches_with_gradients += 1
         if not shared:
             backward(loss, *args, **kwargs)
@@ -411,12 +389,12 @@ def _ends_with_step(run: Run) -> bool:
 
 def make_forward_backward(
     run: Run, optimizer: Optimizer | None, zero_grad: Clear, backward: Backward, calls: Calls | None, steps: bool
-) -> ForwardBackward:
+) -> Step:
     """Return the function that computes a batch's loss and gradients, and that calls ``zero_grad`` for a window's first
     batch.
 
-    ``calls``: direct calls (``direct.py``), which replace ``zero_grad`` and ``backward`` by one call; ``None``: make
-    both calls. ``steps``: the one call also steps the optimizer, because each batch is a window.
+    ``calls``: direct calls (``direct.py``), or ``None``. One direct call replaces both ``zero_grad`` and ``backward``.
+    ``steps``: the direct call also steps the optimizer, because each batch is a window.
     """
     train = None if calls is None else calls.train
     training_step, context = pieces.bind_training_step(run), run.engine.forward_context()
@@ -434,7 +412,7 @@ def make_forward_backward(
             if context is None:
                 output = training_step(batch, batch_idx)
             else:
-                with context:  # no wrapper function, either
+                with context:  # again without a wrapper function
                     output = training_step(batch, batch_idx)
             loss, weight = output, None
             if type(output) is not Tensor:

@@ -4,9 +4,10 @@
 If one rank stopped alone, the other ranks would wait in a collective. Each rank therefore has a thread that regularly
 looks in the job's store for a request to end. If there is a request, the thread sets ``run.stop``, which the loop reads
 at the end of each batch. The thread then writes a number into the store: the number of the batch after the running
-batch. All ranks stop after the batch with the highest number of all ranks. No rank can have passed that batch, because
-each rank waits at the end of the batch with its own number until the highest number is known. No rank waits forever,
-because the numbers are written by threads, which run even while their rank is in a collective.
+batch. All ranks stop after the batch with the highest number of all ranks. Each rank waits at the end of the batch
+whose number the rank has written, until the highest number is known. Therefore no rank can have passed the batch with
+the highest number. No rank waits forever, because each rank's thread writes the number even while the rank is in a
+collective.
 
 Training and validation batches are counted together. All ranks run equally many batches, so a number identifies the
 same batch on each rank.
@@ -40,10 +41,10 @@ TIME_LIMIT = "the time limit"
 REQUEUE = "the cluster's signal"
 _SIGNALS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 _POLL_S = 0.25  # seconds between two checks of the store
-_ANSWERS_EACH = 4  # every 4 checks of the store, answer ranks that ask for this rank's place
+_ANSWERS_EACH = 4  # at every 4th check, answer the ranks that ask how many batches this rank has begun
 _LOOK_S = 1.0  # seconds between two checks for ended ranks on this machine
 _PAUSE_S = 0.01  # seconds between two checks for the numbers of the other ranks
-_NEVER = sys.maxsize  # also the number that a rank writes when it has left its fit
+_NEVER = sys.maxsize  # a number above all batches; a rank that has left the fit writes this number
 
 _fits = 0  # the number of this process's distributed fits, which is part of a fit's keys in the job's store
 _main_pipe: list[int] = []  # the pipe to which Python writes the signals of a running fit
@@ -56,7 +57,7 @@ class Note:
 
     Attributes:
         before, after: bytes that are written before and after the line. A progress bar sets these bytes, so that the
-            line appears in its place.
+            line appears in place of the bar.
         is_written: whether Ctrl-C was pressed in the running fit.
     """
 
@@ -88,9 +89,9 @@ class Stop:
 
     Attributes:
         agreed: whether all ranks are at the end of the agreed batch, so that they can use collectives.
-        answers: functions by reason. If the ranks agree on a batch for a reason in this dictionary, all ranks call the
-            reason's function after that batch, in place of saving and ending. Training then continues, unless the
-            function raises SystemExit.
+        answers: for each reason in this dictionary, a function. If the ranks have agreed on a batch for this reason,
+            all ranks call the function after the batch, instead of saving and ending. If the function does not raise
+            SystemExit, training continues.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class Stop:
         self._rank, self._size = strategy.global_rank, strategy.world.size
         self._reason = ""  # the reason for which the ranks agree on a batch
         self._wanted = ""  # the reason for which this rank requests the end
-        self._next = ""  # the reason of this rank's request after that
+        self._next = ""  # the reason of this rank's next request
         self.answers: dict[str, Callable[[], None]] = {}
         self._may_reach = self._last = 0  # numbers of batches: this rank's, and the highest of all
         self._written, self._answered, self._acted = threading.Event(), threading.Event(), threading.Event()
@@ -124,7 +125,7 @@ class Stop:
         """
         if self._size > 1:
             # a second connection, because a request that waits would block the process's other requests
-            with contextlib.suppress(RuntimeError, AttributeError):  # no store, or it cannot be cloned
+            with contextlib.suppress(RuntimeError, AttributeError):  # there is no store, or the store cannot be cloned
                 self._store = waiting.store_of_job().clone()
             # without a store, the ranks cannot agree: signals end this rank immediately
             if self._store is None:
@@ -140,7 +141,7 @@ class Stop:
                 self._leave()
         for reason in (self._reason, self._wanted, self._next):
             if reason in _SIGNALS.values():
-                if self._size == 1:  # several ranks can no longer agree on a batch
+                if self._size == 1:  # else the ranks can no longer agree on a batch
                     self._save(reason)
                 raise _exception(reason)
         if not self._time_over:
@@ -372,8 +373,8 @@ class Stop:
         self._answered.set()
 
     def _write_number(self, number: int) -> None:
-        """Raise the number in the store to this rank's number, if that is higher. The last rank publishes the highest
-        number.
+        """If this rank's number is higher than the number in the store, write this rank's number. The last rank
+        publishes the highest number.
         """
         highest = self._store.compare_set(self._key("highest"), "", str(number)).decode()
         while int(highest) < number:
@@ -432,7 +433,7 @@ def sigterm_raises(is_rank: bool) -> Iterator[None]:
     """Context in which SIGTERM raises an exception, as Ctrl-C does, so that the run can clean up.
 
     If the user has set a handler, the context does nothing. The process that launches the ranks (``is_rank=False``) has
-    its own handler, so the context does nothing there.
+    its own handler, so the context does nothing in this process.
     """
     main = threading.current_thread() is threading.main_thread()
     if not is_rank or not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:

@@ -18,7 +18,7 @@ Batches = Iterator[tuple[Any, bool]]
 
 
 class UnevenInputs:
-    """Extends this rank's pass over a loader to the length of the longest pass of any rank, and weights the batches.
+    """Adds batches to this rank's pass over a loader until the pass is as long as the longest pass of any rank.
 
     Args:
         run: the run.
@@ -149,7 +149,7 @@ class PaddedBatches:
                 self.factor = len(self._counts) / sum(count > number for count in self._counts)
             else:
                 if number == self._own > self._done:
-                    next(self._source, None)  # ask the loader for its end
+                    next(self._source, None)  # let the loader end its pass
                 self.factor = 0.0
             yield self.batch, number + 1 == longest
         if self._own == longest:

@@ -30,15 +30,15 @@ def rescale(optimizer: Stepped, factor: float | Tensor) -> None:
 class Window:
     """The state of the current window, which is the batches of one optimizer step.
 
-    The loop counts the batches. This class scales the batches' losses, so that the sum of their gradients is the
-    gradient of the mean loss.
+    The loop counts the batches. This class scales the batches' losses, so that the sum of the scaled losses' gradients
+    is the gradient of the mean loss.
 
     Attributes:
         size: the expected number of batches. A window has fewer batches if the epoch ends first.
         batches_done: the number of finished batches; 0 between windows.
         divisor: the number by which losses without weights are divided: ``size``, or a divisor that the strategy sets.
         batches_with_gradients: the number of batches that have computed gradients. last_counted: the position in the
-            window, from 1, of the last such batch.
+            window, from 1, of the last batch with gradients.
         reference: the largest weight so far; ``None`` if losses have no weights. A loss is multiplied by its weight
             divided by ``reference``. This factor is at most 1, so 16-bit floats do not overflow.
         total: the sum of the weights.
@@ -90,8 +90,8 @@ class Window:
     def part(
         self, loss: Tensor, weight: float | Tensor | None, optimizer: Stepped, position: int, last: bool
     ) -> Tensor:
-        """Return ``loss``, scaled for the window's mean. Count its batch, whose number in the window is ``position``,
-        from 1.
+        """Return ``loss``, scaled for the window's mean. Count the batch. ``position``: the batch's number in the
+        window, from 1.
 
         Raises:
             ConfigurationError: some losses of the window have weights, and some have none.
@@ -110,7 +110,7 @@ class Window:
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of an incomplete window for a checkpoint, without its gradients."""
+        """Return the state of an incomplete window for a checkpoint, without the window's gradients."""
         state = {key: getattr(self, name) for key, name in self._STATE.items()}
         return {**state, "exchanged": self.exchanges_always}
 
@@ -131,7 +131,7 @@ class Window:
         """Return ``loss`` times its weight, divided by the largest weight so far. If the largest weight changes,
         rescale the existing gradients.
 
-        ``again``: a closure has run again, so that the batch's weight was already counted.
+        ``again``: a closure runs again. The batch's weight was counted when the closure first ran.
 
         Raises:
             ConfigurationError: an earlier batch of this window returned a loss without a weight.
@@ -161,8 +161,8 @@ class Window:
         return loss * (weight / reference)
 
     def weigh_together(self, loss: Tensor, weight: float | Tensor, optimizer: Stepped) -> Tensor:
-        """Scale ``loss`` as :meth:`weigh` does, but by the largest weight on any rank; for a backward pass that
-        averages the gradients over the ranks.
+        """Return ``loss`` times its weight, divided by the largest weight so far on any rank. Called before a backward
+        pass that averages the gradients over the ranks.
 
         The ranks exchange two numbers each. The method does not wait for the device.
         """
@@ -181,15 +181,15 @@ class Window:
         unit = _at_least_tiny(everyones[:, 0].amax())
         if there:
             self.rescale(optimizer, held / unit)
-        self.reference = unit * len(everyones)  # the average over the ranks divides by their number
+        self.reference = unit * len(everyones)  # averaging over the ranks divides by the number of ranks
         self.total = everyones[:, 1].sum()
         return loss * (here / unit)
 
     def _weigh_further(
         self, loss: Tensor, weight: float | Tensor, optimizer: Stepped, reference: float | Tensor
     ) -> Tensor:
-        """Scale ``loss`` as :meth:`weigh_together` does, if the existing gradients are already averages over the
-        ranks.
+        """Return the result of :meth:`weigh_together` for a window whose existing gradients are already averages over
+        the ranks.
         """
         assert self.gather is not None  # checked by the caller
         everyones = self.gather(_wide(weight, loss).reshape(1)).flatten()  # (ranks,)
@@ -204,7 +204,7 @@ class Window:
         """Return the mean of the ranks' losses, for an optimizer such as LBFGS that uses the loss.
 
         The optimizer decides from the loss how often it evaluates the closure and how far it steps. If the ranks had
-        different losses, they would deadlock or diverge.
+        different losses, the ranks would deadlock or diverge.
         """
         assert self.gather is not None  # checked by the caller
         assert loss is not None

@@ -58,7 +58,7 @@ class LightningDataModule(DataHooks, HyperparametersMixin, LoadableMixin):
             val_dataset, test_dataset, predict_dataset: one dataset, or a list or dictionary of datasets. Each dataset
                 gets its own loader.
             batch_size, num_workers: arguments of every DataLoader. Both are also passed to this class's constructor if
-                it has parameters of these names.
+                the constructor has parameters of these names.
             datamodule_kwargs: further arguments of this class's constructor.
         """
         module = cls(**datamodule_kwargs, **taken(cls, {"batch_size": batch_size, "num_workers": num_workers}))

@@ -48,8 +48,8 @@ class ExportMixin:
         """Return the model as ONNX.
 
         Args:
-            file_path: the path of the file, or a file object open for writing, such as ``io.BytesIO()``. If this is a
-                path, torch may write large weights into a second file in the same folder.
+            file_path: the path of the file, or a file object open for writing, such as ``io.BytesIO()``. If
+                ``file_path`` is a path, torch may write large weights into a second file in the same folder.
             input_sample: the inputs, in the form of :attr:`example_input_array`; ``None``: :attr:`example_input_array`.
             **kwargs: arguments of ``torch.onnx.export``, such as ``dynamic_shapes`` or ``opset_version``.
 
@@ -233,7 +233,7 @@ def undisturbed(module: nn.Module, draws: bool = False) -> Iterator[None]:
     with nullcontext() if draws else isolate_rng(), torch.no_grad(), logbooks.without_logging(module):
         try:
             for part in parts:
-                # not eval(), which would call a user's train(), whose other effects could not be undone
+                # not eval(), because eval() calls a user's train(), which may have other effects that cannot be undone
                 part.training = False
             yield
         finally:

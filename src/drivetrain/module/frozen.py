@@ -25,7 +25,7 @@ from drivetrain.base.tree import is_dtensor
 from drivetrain.errors import CheckpointError, CheckpointMismatchError
 
 FINGERPRINTS = "frozen_weights"
-"""A checkpoint's key. Its value is a dictionary from the names of the frozen parameters to their fingerprints."""
+"""The checkpoint's key for a dictionary from the names of the frozen parameters to their fingerprints."""
 
 _KNOWN: WeakKeyDictionary[nn.Module, dict[str, tuple[Any, dict[str, Any]]]] = WeakKeyDictionary()
 

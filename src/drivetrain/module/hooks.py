@@ -233,11 +233,11 @@ class HookParty(Protocol):
 class HookTable:
     """The hooks of one run, each bound to the callbacks, module and strategy that override it.
 
-    The table calls the overrides in this order: those of the callbacks in the order of the list, that of the module,
-    that of the strategy. There are two exceptions. In ``on_train_epoch_end``, callbacks that monitor a value are called
-    after the module, so that they see the values that the module logs in this hook. In ``on_train_batch_end``,
-    ``on_validation_end`` and ``on_train_epoch_end``, callbacks that save are called after the module, so that a
-    checkpoint contains the changes that the module makes in this hook.
+    The table first calls the overrides of the callbacks, in the order of the list of callbacks, then the module's
+    override, then the strategy's. There are two exceptions. In ``on_train_epoch_end``, callbacks that monitor a value
+    are called after the module, so that they see the values that the module logs in this hook. In
+    ``on_train_batch_end``, ``on_validation_end`` and ``on_train_epoch_end``, callbacks that save are called after the
+    module, so that a checkpoint contains the changes that the module makes in this hook.
 
     Attributes:
         spans: measures hooks for a profiler: a :class:`drivetrain.loops.spans.Spans`; ``None`` without a profiler.
@@ -295,7 +295,7 @@ class HookTable:
     def bind(self, hook: str, dataloader_idx: int | None = None) -> tuple[Call, ...]:
         """Return a tuple with one function, which calls all overrides of ``hook`` in order; () without overrides."""
         before, after = self._callback_calls(hook)
-        if after and hook == "on_train_epoch_end":  # these callbacks may read values that the module logs
+        if after and hook == "on_train_epoch_end":  # the callbacks may read values that the module logs
             after = [lambda *_: self._book.agree_on_epoch("train"), *after]
         calls = [*before, *self._module_calls(hook), *after, *self._strategy_calls(hook)]
         bound = (self._scoped(hook, calls, dataloader_idx),) if calls else ()
@@ -309,15 +309,17 @@ class HookTable:
         return (self._scoped(hook, [*before, *after]),) if before or after else ()
 
     def bind_method(self, name: str) -> Call | None:
-        """Return the module's method ``name`` if overridden, else ``None``. Values that it logs belong to this hook."""
+        """Return the module's method ``name`` if overridden, else ``None``. Values that the method logs belong to the
+        hook ``name``.
+        """
         if not overrides(self._module, name, self._module_base):
             return None
         method = self._measured(self._module, "LightningModule", name)
         return self._book.within(self.scope(name), method)
 
     def bind_batch_start(self) -> Call | None:
-        """Return a call of the module's ``on_train_batch_start``, and of the strategy's unless the module's returns
-        -1.
+        """Return a function that calls the module's ``on_train_batch_start`` and then the strategy's. If the module's
+        hook returns -1, the strategy's hook is not called.
         """
         own, others = self.bind_method("on_train_batch_start"), self._strategy_calls("on_train_batch_start")
         if not others:
@@ -392,10 +394,52 @@ class HookTable:
         return (self.bind_method(name) or getattr(self._module, name))(*args)
 
     def call_on(self, owner: Any, name: str, *args: Any) -> Any:
-        """Call the method ``name`` of ``owner``, which is the module (see :meth:`call_method`) or the datamodule."""
+        """Call the method ``name`` of ``owner``: the module, through :meth:`call_method`, or the datamodule."""
         if owner is self._module:
             return self.call_method(name, *args)
         return self._measured(owner, "LightningDataModule", name)(*args)
+
+    def bind_transfer(self, datamodule: Any, convert: Call | None = None) -> tuple[Call, Call | None]:
+        """Return two functions, ``(move, hooks)``, one of which moves a batch to the device. ``convert`` converts the
+        batch's numbers to the run's precision.
+
+        If there are ``spans``, a profiler measures ``move`` or ``hooks`` as the action "batch_to_device". The profiler
+        measures each overridden hook as an action inside "batch_to_device".
+
+        ``move(batch)`` can be called as soon as the batch is fetched. ``hooks(batch, dataloader_idx)`` replaces
+        ``move`` if the module or the datamodule overrides a transfer hook, or if the strategy overrides
+        ``batch_to_device``. Otherwise ``hooks`` is ``None``. ``hooks`` must be called immediately before the batch's
+        start hooks, because the documentation promises this. If both the datamodule and the module override a hook, the
+        datamodule's hook is called.
+        """
+        module, strategy, spans, device = self._module, self._strategy, self.spans, self._strategy.root_device
+        names = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+        parties = [each for each in (datamodule, module) if each is not None]
+        owners = [next((each for each in parties if overrides(each, name, DataHooks)), None) for name in names]
+        measured: Callable[[Call], Call] = partial(spans.wrap, "batch_to_device") if spans else lambda call: call
+        to_device: Call = measured(partial(move, device=device))
+        own = strategy.batch_to_device if overrides(strategy, "batch_to_device", Strategy) else None
+        if not any(owners) and own is None:
+            return to_device if convert is None else lambda batch: to_device(convert(batch)), None
+        before, transfer, after = (
+            getattr(module, name) if owner is None
+            else self._measured(owner, "LightningDataModule" if owner is datamodule else "LightningModule", name)
+            for owner, name in zip(owners, names, strict=True)
+        )  # fmt: skip
+
+        def by_hooks(batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+            batch = before(batch, dataloader_idx)
+            moved = transfer(batch, device, dataloader_idx)
+            return after(batch if moved is None else moved, dataloader_idx)  # None: the batch was moved in place
+
+        strategy.driver.transfer = by_hooks
+        through = by_hooks if own is None else own
+
+        def hooks(batch: Any, dataloader_idx: int) -> Any:
+            return through(batch if convert is None else convert(batch), device, dataloader_idx)
+
+        scope = self._book.scope_for("train", "a transfer hook", None)
+        return to_device, self._book.within(scope, measured(hooks))
 
     def _callback_calls(self, hook: str) -> tuple[list[Call], list[Call]]:
         saving = hook in ("on_train_batch_end", "on_validation_end", "on_train_epoch_end")
@@ -445,51 +489,3 @@ def _group(hook: str) -> str:
     if "validation" in hook:
         return "validate"
     return "test" if "test" in hook else "predict" if "predict" in hook else "train"
-
-
-def bind_transfer(
-    module: Any, datamodule: Any, strategy: Strategy, book: Logbook, convert: Call | None = None, spans: Any = None
-) -> tuple[Call, Call | None]:
-    """Return two functions, ``(move, hooks)``, one of which moves a batch to the device. ``convert`` converts the
-    batch's numbers to the run's precision.
-
-    If ``spans`` is given, a profiler measures ``move`` or ``hooks`` as the action "batch_to_device". The profiler
-    measures each overridden hook as an action inside "batch_to_device".
-
-    ``move(batch)`` can be called as soon as the batch is fetched. ``hooks(batch, dataloader_idx)`` replaces ``move`` if
-    the module or the datamodule overrides a transfer hook, or if the strategy overrides ``batch_to_device``. Otherwise
-    ``hooks`` is ``None``. ``hooks`` must be called immediately before the batch's start hooks, because the
-    documentation promises this. If both the datamodule and the module override a hook, the datamodule's hook is called.
-    """
-    device = strategy.root_device
-    names = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
-    owners = [
-        next((party for party in (datamodule, module) if party is not None and overrides(party, name, DataHooks)), None)
-        for name in names
-    ]
-    measured: Callable[[Call], Call] = (
-        partial(spans.wrap, "batch_to_device") if spans is not None else lambda call: call
-    )
-    to_device: Call = measured(partial(move, device=device))
-    own = strategy.batch_to_device if overrides(strategy, "batch_to_device", Strategy) else None
-    if not any(owners) and own is None:
-        return to_device if convert is None else lambda batch: to_device(convert(batch)), None
-    before, transfer, after = (
-        getattr(module, name) if owner is None
-        else getattr(owner, name) if spans is None
-        else spans.of_hook(owner, "LightningDataModule" if owner is datamodule else "LightningModule", name)
-        for owner, name in zip(owners, names, strict=True)
-    )  # fmt: skip
-
-    def by_hooks(batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        batch = before(batch, dataloader_idx)
-        moved = transfer(batch, device, dataloader_idx)
-        return after(batch if moved is None else moved, dataloader_idx)  # None: the batch was moved in place
-
-    strategy.driver.transfer = by_hooks
-    through = by_hooks if own is None else own
-
-    def hooks(batch: Any, dataloader_idx: int) -> Any:
-        return through(batch if convert is None else convert(batch), device, dataloader_idx)
-
-    return to_device, book.within(book.scope_for("train", "a transfer hook", None), measured(hooks))

@@ -24,7 +24,7 @@ from drivetrain.errors import ConfigurationError, UnknownNameError, did_you_mean
 with on_first_use:
     from drivetrain.base import configs
 
-# If a dataclass field has a default factory, this is the default value of the field's argument in __init__.
+# The default value of an argument of a dataclass's __init__ if the argument's field has a default factory.
 _FACTORY_DEFAULT: Any = getattr(dataclasses, "_HAS_DEFAULT_FACTORY", object())
 
 
@@ -57,7 +57,7 @@ class AttributeDict(dict[str, Any]):
     def __getattr__(self, name: str) -> Any:
         if name in self:
             return self[name]
-        if name.startswith("__"):  # copy and pickle look up such names
+        if name.startswith("__"):  # copy and pickle look up names such as __deepcopy__
             raise AttributeError(name)
         raise AttributeError(_no_hyperparameter(self, name))
 
@@ -84,7 +84,7 @@ class HyperparametersMixin:
     """Gives a module or a data module :meth:`save_hyperparameters`, :attr:`hparams` and :attr:`hparams_initial`.
 
     All values are kept in the instance's ``__dict__``. The values can therefore be saved before ``nn.Module.__init__``
-    has run. They are pickled and copied with the instance.
+    has run. A pickle or copy of the instance contains the values.
     """
 
     _hparams_name: str | None = None
@@ -111,11 +111,11 @@ class HyperparametersMixin:
         Call this method in ``__init__``, before or after ``super().__init__()``, or in the ``__post_init__`` of a
         dataclass. The method saves the values that the arguments have at the time of the call. A call in the
         ``__init__`` of a base class also saves the arguments of the derived class's ``__init__``. If both classes have
-        an argument of the same name, the derived class's value is saved. A further call keeps the values of earlier
-        calls, and adds its own.
+        an argument of the same name, the derived class's value is saved. A second call keeps the values that the first
+        call has saved, and adds further values.
 
-        For an object that LightningCLI constructs, the saved values are those of the configuration. There, an argument
-        that is an object is described by its ``class_path`` and ``init_args``.
+        For an object that LightningCLI constructs, the saved values are those of the configuration. In the
+        configuration, an argument that is an object is described by its ``class_path`` and ``init_args``.
 
         Args:
             *args: the names of the arguments to save. If there are no names, all arguments and all entries of
@@ -128,8 +128,8 @@ class HyperparametersMixin:
             given_hparams: the arguments, if the caller knows them; the method then inspects no frame.
 
         Raises:
-            ConfigurationError: a name is unknown, an object has another type, there are several objects, or the call is
-                outside ``__init__`` and has no object.
+            ConfigurationError: a name is unknown, an object is not a mapping, namespace or dataclass, there are several
+                objects, or a call outside ``__init__`` has no object.
         """
         objects = [arg for arg in args if not isinstance(arg, str)]
         configured = _described.get()
@@ -170,7 +170,7 @@ class HyperparametersMixin:
             self.hparams.update(saved)
         initial = own.setdefault("_hparams_initial", AttributeDict())
         initial.update(_snapshot(saved))
-        self.remove_ignored_hparams(list(ignored))  # a base class may have saved these
+        self.remove_ignored_hparams(list(ignored))  # a base class may have saved ignored names
         own["_hparams_name"] = name
         own["_log_hyperparams"] = logger
 
@@ -193,7 +193,9 @@ class HyperparametersMixin:
 
     @property
     def hparams_initial(self) -> AttributeDict:
-        """A copy of the hyperparameters from when they were saved. Hyperparameters that are modules are not copied."""
+        """A copy of the hyperparameters with the values that :meth:`save_hyperparameters` has saved. Hyperparameters
+        that are modules are not copied.
+        """
         return _snapshot(self.__dict__.get("_hparams_initial", {}))
 
 
@@ -223,7 +225,7 @@ def _init_arguments(obj: Any, frame: types.FrameType | None) -> dict[str, Any] |
             names, _, keywords = inspect.getargs(code)
             values, found = frame.f_locals, found or {}
             for name in names[1:]:
-                if name in values:  # __init__ may delete it
+                if name in values:  # __init__ may delete its argument
                     found[name] = vars(obj)[name] if values[name] is _FACTORY_DEFAULT else values[name]
             found.update(values.get(keywords, {}) if keywords else {})
         frame = frame.f_back

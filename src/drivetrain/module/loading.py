@@ -50,7 +50,7 @@ else:
                 return bound
             name, cls = bound.__name__, type(instance).__name__
 
-            # raise in the call, not in the lookup, because inspect reads all attributes
+            # raise when the method is called, not when the attribute is read, because inspect reads all attributes
             def refuse(*args, **kwargs):
                 raise _CalledOnInstance(
                     f"{name} was called on an instance of {cls}, and it returns a new one and leaves this one as it "
@@ -75,7 +75,7 @@ _PARTS_OF_A_RUN = PARTS_WITHOUT_REFERENCES | HYPERPARAMETERS | {"callbacks", "lo
 
 
 class _CalledOnInstance(ConfigurationError, TypeError):
-    """A class method was called on an instance; also a TypeError, as for other wrong calls."""
+    """A class method was called on an instance; the error is also a TypeError, which Python raises for wrong calls."""
 
 
 class LoadableMixin:
@@ -110,7 +110,8 @@ class LoadableMixin:
         without hyperparameters is valid. For a module, a file with a plain state dict is also valid.
 
         Args:
-            checkpoint_path: the path of a checkpoint that the Trainer wrote, or such a file, opened for reading bytes.
+            checkpoint_path: the path of a checkpoint that the Trainer wrote, or a file object that reads the bytes of
+                such a checkpoint.
             map_location: the device onto which the weights are read, as for ``torch.load``. The module is also moved to
                 this device. ``None``: the weights are read to the host, and the module is not moved.
             hparams_file: hyperparameters that replace those in the checkpoint: a ``.yaml`` file, or a ``.csv`` file
@@ -124,8 +125,9 @@ class LoadableMixin:
 
         Raises:
             CheckpointError: the file cannot be read, or its weights do not fit.
-            ConfigurationError: a required argument of ``__init__`` is missing, or the checkpoint contains only its
-                description; the file of hyperparameters cannot be read; or this method was called on an instance.
+            ConfigurationError: this method was called on an instance, the file of hyperparameters cannot be read, a
+                required argument of ``__init__`` is missing, or the checkpoint contains only a description of this
+                argument.
         """
         is_module = issubclass(cls, nn.Module)
         location = "cpu" if map_location is None else map_location
@@ -196,7 +198,7 @@ def encode_hparams(obj: Any, values: Any) -> Any:
     """Return the hyperparameters of ``obj`` as plain data, which can be loaded without running code.
 
     Values that are not plain data are replaced by descriptions. One warning names all replaced values. Later calls do
-    not warn again of these values.
+    not warn about these values again.
     """
     noted: list[str] = []
     encoded = plain.encode(values, "", describe=True, noted=noted)
@@ -254,7 +256,7 @@ def _hparams_in(checkpoint: Mapping[str, Any], prefix: str) -> tuple[Any, str | 
 
 
 def hyperparameters_in(path: str) -> Mapping[str, Any]:
-    """Return those of a module's hyperparameters in the checkpoint ``path`` that are plain data. If the hyperparameters
+    """From the checkpoint ``path``, return the module's hyperparameters that are plain data. If the hyperparameters
     were saved as the items of one object, return {}.
     """
     with naming(path):

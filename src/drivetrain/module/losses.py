@@ -18,11 +18,11 @@ class WeightedLoss(NamedTuple):
     batches: the sum of ``weight * gradient``, divided by the sum of the weights.
 
     Attributes:
-        loss: the mean over ``weight`` samples or tokens: a tensor with one element and a graph. The loss must be
+        loss: the mean over ``weight`` samples or tokens, as a tensor with one element and a graph. The loss must be
             finite, even if the weight is 0.
         weight: the number of samples or tokens, as a number or as a tensor with one element. A tensor on the device is
-            never copied to the host. With such weights, each accumulated batch after the first costs one pass over all
-            gradients.
+            never copied to the host. If the weights are tensors, each accumulated batch after the first costs one pass
+            over all gradients.
 
     If the weight is the number 0 (not a tensor), the batch has no effect, and its backward pass is skipped.
     """
@@ -113,7 +113,7 @@ def cannot_be_differentiated(loss: Tensor, module: nn.Module | None = None) -> s
 
 
 def outputs_for_hooks(output: Any) -> dict[str, Any]:
-    """Return the argument ``outputs`` of ``on_train_batch_end``: the step's unscaled loss and its other entries, all
+    """Return the argument ``outputs`` of ``on_train_batch_end``: the step's unscaled loss and other entries, all
     detached.
 
     If the step returned ``None``, the result is an empty dictionary.

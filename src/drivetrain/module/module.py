@@ -72,13 +72,13 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Create a module. If ``__init__`` registers a layer before it calls ``super().__init__()``, an error with a
-        cure is raised.
+        """Create a module. If ``__init__`` registers a layer before the call of ``super().__init__()``, the module
+        raises an error that says what to change.
         """
         new: Any = super().__new__
         module: Self = new(cls) if new is object.__new__ else new(cls, *args, **kwargs)
         registries = _NotYet(cls.__name__)
-        for name in STORES:  # torch replaces them
+        for name in STORES:  # torch replaces these attributes
             module.__dict__[name] = registries
         return module
 
@@ -127,12 +127,11 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
             )
         super().compile(**kwargs)
 
-    _trainer: Any
     _book: Logbook | None
     _toggles: list[_Toggle]
 
     def configure_callbacks(self) -> list[Callback] | Callback:
-        """Return callbacks for every run of this module, which replace the Trainer's callbacks of their classes."""
+        """Return callbacks for every run of this module; each replaces the Trainer's callbacks of the same class."""
         return []
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
@@ -181,7 +180,8 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
             logger: whether the loggers get the value; ``None``: True.
             on_step: whether to log the value of each step; ``None``: True in ``training_step`` and in the hooks of a
                 training batch, False in other hooks.
-            on_epoch: whether to log one value, reduced over the epoch; ``None``: the opposite of ``on_step=None``.
+            on_epoch: whether to log one value, reduced over the epoch; ``None``: False in ``training_step`` and in the
+                hooks of a training batch, True in other hooks.
             reduce_fx: "mean" (weighted by batch size), "sum", "min" or "max".
             enable_graph: whether to keep the value's autograd graph, which needs memory, for a later backward pass.
             sync_dist: whether to reduce over the values of all processes; means are weighted by batch size. If True,

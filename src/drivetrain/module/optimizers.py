@@ -35,11 +35,11 @@ _FORMS = (
 
 
 class LightningOptimizer(OptimizerHandle):
-    """Wraps an optimizer for ``self.optimizers()``. Its attributes, except ``step``, are those of the optimizer.
+    """Wraps an optimizer for ``self.optimizers()``. All attributes except ``step`` are the optimizer's.
 
     ``step`` first unscales gradients if the precision scales them. Then ``step`` calls ``on_before_optimizer_step``,
     and clips if the Trainer is configured to clip. After the optimizer's step, ``step`` increases ``global_step``.
-    Outside training, ``step`` is that of the optimizer.
+    Outside training, ``step`` is the optimizer's method.
     """
 
     _OWN = OptimizerHandle._OWN | {"_module"}
@@ -63,8 +63,8 @@ def parameters_of(optimizer: Any) -> list[nn.Parameter]:
 
 
 def loses_gradients(call: str, accumulate: int) -> ConfigurationError:
-    """Return the error for code, described by ``call``, that clears gradients between the batches of one optimizer
-    step.
+    """Return the error for code that clears gradients between the batches of one optimizer step. ``call`` describes the
+    code.
     """
     return ConfigurationError(
         f"{call} was called between the batches of one optimizer step (accumulate_grad_batches={accumulate}), and "
@@ -85,7 +85,7 @@ class LRSchedulerConfig:
         reduce_on_plateau: whether the scheduler's ``step`` takes the monitored value. If so, the scheduler steps after
             validation.
         monitor: the name of the monitored value.
-        strict: True: if the monitored value was not logged, the Trainer raises an error. False: it warns.
+        strict: True: if the monitored value was not logged, the Trainer raises an error. False: the Trainer warns.
     """
 
     scheduler: Any

@@ -24,7 +24,7 @@ class TrainableModule(DataHooks, ModelHooks, nn.Module):
     """Whether the names of weights in a loaded checkpoint must be exactly those in this module."""
 
     allow_zero_length_dataloader_with_multiple_devices: bool = False
-    """Whether loaders may be empty on some processes only."""
+    """Whether a loader without batches is allowed on a process if the loaders of other processes have batches."""
 
     _trainer: Any
 

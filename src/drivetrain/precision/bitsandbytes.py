@@ -60,7 +60,7 @@ class BitsandbytesPrecision(Autocast):
         four, eight = _layer_classes()
         there = [each for each in module.modules() if isinstance(each, (four.__base__, eight.__base__))]
         if there:
-            # an earlier run has already packed the weights if there are layers of these classes
+            # if there are layers of these classes, an earlier run has already packed the weights
             if not any(isinstance(each, (four, eight)) for each in there):
                 rank_zero_info(
                     f"{type(module).__name__} has {number_of(len(there), 'layer')} of bitsandbytes itself, "
@@ -166,7 +166,7 @@ def _layer_classes() -> tuple[Any, Any]:
                         f"{tuple(self.weight.shape)} that tensor parallelism has split. Leave the layer out of the "
                         "tp_plan, or name it in ignore_modules."
                     )
-                state.CB = None  # else bitsandbytes would not again pack a weight that has a gradient
+                state.CB = None  # otherwise, bitsandbytes would pack a weight that has a gradient only once
             if getattr(self.weight, "CB", None) is not None:
                 self.init_8bit_state()
             # on CPUs, the backward pass needs 2-D inputs of this dtype

@@ -1,7 +1,7 @@
-"""The methods and attributes of precisions that have Lightning's names and signatures. They call the methods of this
-package's contract.
+"""The methods and attributes of precisions that have Lightning's names and signatures. These methods call the methods
+of :class:`drivetrain.precision.precision.Precision`.
 
-[Note: Lightning's signatures] This library calls ``backward(loss, ...)`` between the backward hooks, can call
+[Note: Lightning's signatures] drivetrain calls ``backward(loss, ...)`` between the backward hooks, can call
 ``optimizer_step(optimizer, model, closure, ...)`` without a closure, and passes ``norm_type`` to clipping. Lightning
 calls ``backward`` also with the model and the optimizer, always calls ``optimizer_step`` with a closure, and clips with
 only one norm. Lightning's ``forward_context`` may have a parameter for the device type. Lightning's ``state_dict`` and
@@ -29,7 +29,7 @@ from drivetrain.errors import ConfigurationError
 Method = Callable[..., Any]
 
 CLIPPING = frozenset({"clip_grad_by_value", "clip_grad_by_norm", "main_params"})
-"""Methods that define how gradients are clipped, and the parameters whose gradients are clipped."""
+"""The methods that define which gradients are clipped, and how."""
 
 
 class Familiar:
@@ -146,8 +146,8 @@ class Familiar:
     def deferred_state_dict(
         self, module: nn.Module | None, optimizers: Sequence[Optimizer]
     ) -> Callable[[], dict[str, Any]]:
-        """Return a function that returns the current ``state_dict(module, optimizers)``, even if the function is called
-        later.
+        """Return a function that returns the result of ``state_dict(module, optimizers)`` at the time of this call,
+        even if the state has changed since.
 
         If a callback saves on exceptions, the loop calls this method before the batches of each optimizer step. This
         method must therefore not wait for the device. Override this method if ``state_dict`` reads from the device.
@@ -237,8 +237,8 @@ def clip_by_value(parameters: list[Tensor] | list[nn.Parameter], clip_val: float
 
 
 def adapt(cls: type[Any]) -> None:
-    """Wrap the methods of ``cls`` that may have Lightning's signatures. The library can then call these methods with
-    its own signatures.
+    """Wrap the methods of ``cls`` that may have Lightning's signatures. drivetrain can then call these methods with
+    drivetrain's signatures.
     """
     own = vars(cls)
     if isinstance(name := own.get("precision"), str):
@@ -261,7 +261,7 @@ def adapt(cls: type[Any]) -> None:
 
 
 def _backward(method: Method) -> Method:
-    parties = max(0, min(2, _named(method) - 1))  # how many of the parameters model and optimizer the method has
+    parties = max(0, min(2, _named(method) - 1))  # the number of parameters for model and optimizer
 
     @functools.wraps(method)
     def backward(self: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
@@ -313,8 +313,8 @@ def _once_per_step(method: Method) -> Method:
 
 
 def _without(*names: str, kept: int) -> Callable[[Method], Method]:
-    """Return a decorator for methods that have ``kept`` parameters and may lack the following parameters ``names``. The
-    decorated method drops the arguments for which the original method has no parameter.
+    """Return a decorator for methods whose first ``kept`` parameters are required, and whose further parameters
+    ``names`` can be missing. The decorated method drops the arguments for which the original method has no parameter.
     """
 
     def wrap(method: Method) -> Method:

@@ -23,8 +23,8 @@ _MULTIPLE = 16  # both sizes of a weight must be multiples of this number
 class TransformerEnginePrecision(TruePrecision):
     """Keeps weights in 16 bits. Layers of TransformerEngine compute matrix products in 8-bit floats.
 
-    Needs NVIDIA's package TransformerEngine and a GPU that multiplies 8-bit floats (Ada, Hopper or later). The
-    library's tests use a stand-in for the package, and have never used the package on such a GPU.
+    Needs NVIDIA's package TransformerEngine and a GPU that multiplies 8-bit floats (Ada, Hopper or later). drivetrain's
+    tests use a stand-in for the package. The package itself has never been tested on such a GPU.
 
     Args:
         weights_dtype: ``torch.bfloat16`` ("transformer-engine") or ``torch.float16`` ("transformer-engine-float16").

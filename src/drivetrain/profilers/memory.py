@@ -44,7 +44,7 @@ class MemoryProfiler(Profiler):
     With CUDA, the profiler measures torch's allocated memory on the current device. torch then also records each
     allocation with its line of code. The profiler writes a snapshot when the run ends or fails, for example out of
     memory: ``<stage>-<filename>-<rank>.pickle``, for https://pytorch.org/memory_viz. On other devices, the profiler
-        measures the memory of this process, and writes no snapshot.
+    measures the memory of this process, and writes no snapshot.
 
     The profiler resets torch's peak statistics, ``torch.cuda.max_memory_allocated()``, at the start and the end of each
     action.
@@ -53,7 +53,8 @@ class MemoryProfiler(Profiler):
         dirpath: the folder of the files; ``None``: the folder of the run's logger.
         filename: a part of the files' names. ``None``: the table is printed.
         snapshot: whether to write the snapshot, which needs CUDA.
-        max_entries: the maximum number of allocations and frees in the snapshot. The snapshot contains the latest.
+        max_entries: the maximum number of allocations and frees in the snapshot. The snapshot contains the latest
+            allocations and frees.
     """
 
     @arguments_checked

@@ -41,10 +41,10 @@ class _Open:
 
 
 class SimpleProfiler(Profiler):
-    """Measures the duration of each action, and counts its calls.
+    """Measures the duration and counts the calls of each action.
 
-    The table has one row per action. The column ``Total`` includes the time of inner actions. The column ``Own`` does
-    not, so ``Own`` adds up to the time of the run. Each run starts a new table.
+    The table has one row per action. The column ``Total`` includes the time of inner actions. The column ``Own``
+    excludes this time, so the sum of the column is the time of the run. Each run starts a new table.
 
     The times are measured in this process. A GPU works asynchronously, so the GPU's time appears in the action that
     waits for the GPU; ``PyTorchProfiler`` shows both.

@@ -104,7 +104,7 @@ def _of_runs(folders: Sequence[Path]) -> tuple[Judgement, str, str]:
 
 
 def _of_ranks(folder: Path, wanted: Sequence[int] | None) -> tuple[Judgement, str, str]:
-    """Compare each rank of one run with the first rank. The result is like that of :func:`_of_runs`."""
+    """Compare each rank of one run with the first rank. Return a judgement and two texts, as :func:`_of_runs` does."""
     ranks = _ranks_in(folder)
     wanted = wanted or ranks
     if len({*wanted} & {*ranks}) < max(len(wanted), 2):
@@ -149,8 +149,8 @@ def _listed(ranks: Iterable[int]) -> str:
 
 
 def _operation(folders: Sequence[Path], found: Judgement, limit_s: float) -> str:
-    """Return the name of the first operation that differs. For this, run both programs again, or run one program twice
-    to compare two of its ranks.
+    """Return the name of the first operation that differs. To find the operation, run both programs again. To compare
+    two ranks of one program, run the program twice.
     """
     step, ranks = found.differences[0].step - 1, (found.rank if found.against is None else found.against, found.rank)
     with tempfile.TemporaryDirectory() as target:

@@ -38,7 +38,8 @@ class Difference(NamedTuple):
         step: the optimizer step of the undisturbed run, counted from 1. A number after the last step means the state at
             the end of the run.
         part: the name of the part of the state that differs.
-        detail: the name of the tensor or value that differs. If both values are short, also both values.
+        detail: the name of the tensor or value that differs. If both values are short, the text also contains the
+            values.
         rank: the rank.
     """
 
@@ -84,7 +85,7 @@ class Judgement:
 
 def earliest(found: Sequence[Judgement]) -> Judgement:
     """Return the judgement with the earliest difference. If several judgements have their first difference at the same
-    step, return the judgement whose difference comes first in the order of causes before effects.
+    step, return the judgement whose part comes first. In the order of the parts, causes come before effects.
 
     If no rank differs, return the judgement of the first rank.
     """
@@ -100,7 +101,7 @@ def earliest(found: Sequence[Judgement]) -> Judgement:
 def position(steps: Sequence[Step], undisturbed: Sequence[Step], latest: int, ends: bool = False) -> int:
     """Return the index in ``undisturbed`` of the step that is equal or most similar to the first of ``steps``.
 
-    Steps in which the model does not change may be equal to each other. Of several equal steps, prefer a step at which
+    Steps in which the model does not change can be equal to each other. Of several equal steps, prefer a step at which
     the program can have continued, and after which the next steps are also equal.
 
     Args:
@@ -383,9 +384,9 @@ def _by_class(others: list[list[str]]) -> dict[tuple[str, int], Counter[str]]:
 
 
 def _lists_differ(there: Step, here: Step, name: str, is_first: bool) -> bool:
-    """Whether the inputs, batches or losses (``name``) since the last optimizer step differ between two records. A
-    restart may lengthen or shorten the list of a process's first step. At the first step, only the ends of both lists
-    are therefore compared.
+    """Whether the inputs, batches or losses (``name``) since the last optimizer step differ between two records. After
+    a restart, the list of the first step can be longer or shorter than without the restart. If ``is_first``, only the
+    last items of both lists are therefore compared.
     """
     was, now = there["since"][name], here["since"][name]
     if is_first:

@@ -118,9 +118,10 @@ def first_difference(one: Path, other: Path, has_same_start: bool, has_same_torc
     Args:
         one: the file with the operations of the first run.
         other: the file of the second run.
-        has_same_start: whether both records begin with the optimizer step before the recorded one. If False, one
-            process may have called more operations at its start, for example to load a checkpoint. The records are then
-            compared backwards from their ends, as long as the operations have equal names.
+        has_same_start: whether both records begin with the optimizer step before the recorded step. If False, one
+            record can begin at the start of a process, and contain additional operations, for example the load of a
+            checkpoint. The records are then compared backwards from their ends, as long as the operations have equal
+            names.
         has_same_torch: whether both runs had the same version of torch. If not, the two versions may call different
             operations. An operation of only one run is then named only if all operations of both runs have equal
             results.
@@ -148,8 +149,8 @@ def first_difference(one: Path, other: Path, has_same_start: bool, has_same_torc
 def first_change(one: Path, other: Path, ranks: tuple[int, int], tensor: str) -> str:
     """Return a text that names the first operation after which a tensor differs between two ranks.
 
-    Most results differ between ranks, because the batches differ. So compare only the operations that made or changed
-    the tensor, and only those after the last equal result.
+    Most results differ between ranks, because the batches differ. The function therefore compares only operations that
+    made or changed the tensor. The comparison begins after the last equal result of these operations.
 
     Args:
         one: the file with the operations of the first rank.

@@ -37,11 +37,10 @@ class Written(NamedTuple):
     """The differences between the files of two runs.
 
     Attributes:
-        different: a line of text for each file of the killed run that contains a value that the undisturbed run does
-            not have.
+        different: a line of text for each file in which the killed run has a value that the undisturbed run lacks.
         columns: the columns of these values.
-        lacking: a line of text for each file that only the undisturbed run has, and for each file with rows that only
-            the undisturbed run has.
+        lacking: a line of text for each file that the killed run lacks, and for each file in which the killed run lacks
+            rows.
     """
 
     different: list[str]
@@ -162,7 +161,7 @@ def _of_text(text: str, suffix: str) -> Iterator[dict[str, Any]]:
 
 
 def _counts(name: str | None, value: Any) -> bool:
-    """Whether a value is a result of the training. Times, random states and objects are not."""
+    """Whether a value is a result of the training. Times, random states and objects are not results of the training."""
     if name is None or _RANDOM.search(name):
         return False
     if isinstance(value, Tensor):

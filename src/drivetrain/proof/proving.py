@@ -194,7 +194,7 @@ def _with_files(found: Judgement, reference: Run, killed: Run, ignored: Collecti
 
 
 def _checked(found: Judgement, reference: Run, killed: Run, again: Run) -> Judgement:
-    """Return a judgement without logged values and files that differ even between two undisturbed runs.
+    """Return a judgement that ignores all logged values and files that differ even between two undisturbed runs.
 
     Raises:
         CannotTryError: the undisturbed runs differ in more than logged values and files.

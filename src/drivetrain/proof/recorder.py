@@ -245,10 +245,10 @@ def rank() -> int:
 
 
 def kill_job(parent: int) -> None:
-    """Kill the process that ``parent`` has started for this job, such as torchrun, and all descendants of this process.
-    The calling process kills itself last.
+    """Kill the child of ``parent`` from which the calling process descends, such as torchrun, and all descendants of
+    this child. The calling process kills itself last.
 
-    Other children of ``parent`` are not killed, because ``parent`` may be a test suite.
+    Other children of ``parent`` are not killed, because ``parent`` can be a test suite.
     """
     above = [psutil.Process(), *psutil.Process().parents()]
     place = next((number for number, each in enumerate(above) if each.pid == parent), 1)

@@ -24,16 +24,14 @@ from drivetrain.cli.program import words_to_call
 from drivetrain.proof.records import VARIABLE, Start, ranks_of, start_of
 
 RUN = "{run}"
-"""Placeholder in the program's arguments for the run's folder, for programs that need the absolute path of a folder for
-their files.
-"""
+"""Placeholder in the program's arguments. The absolute path of the run's folder replaces the placeholder."""
 NEWEST = re.compile(r"(\{newest:([^}]+)\})")
-"""Placeholder in the arguments of restarts for the newest file or folder that matches a pattern. The pattern and the
-matching path are relative to the run's folder.
+"""Placeholder in the arguments of a restart. The newest file or folder that matches the pattern replaces the
+placeholder. The pattern and the resulting path are relative to the run's folder.
 """
 _NOT_COPIED = {".git", ".hg", "__pycache__", "node_modules", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".tox"}
 _MOST_BYTES = 2 << 30
-GRACE_S = 60.0  # the time limit of a restart is this, plus three times the duration of the undisturbed run
+GRACE_S = 60.0  # a restart can take this time, plus three times the duration of the undisturbed run
 
 
 class CannotTryError(Exception):

@@ -28,9 +28,9 @@ _DIFF = ("diff", "HEAD", "--no-ext-diff", "--no-textconv", "--no-color", "--igno
 def version_of() -> tuple[dict[str, Any], str]:
     """Return the version of the running program's code, and the diff between the commit and the tracked files.
 
-    The version has "folder". If this folder is in a git repository, the version also has "commit", "branch", "dirty"
-    and, as "diff", the digest of the diff. The entry "note" names missing entries, with the reason. The folder is that
-    of the program, or the working folder if the program is a module or was installed.
+    The version is a dictionary. The entry "folder" is the folder of the program, or the working folder if the program
+    is a module or was installed. If this folder is in a git repository, the version also has the entries "commit",
+    "branch", "dirty" and "diff" (the digest of the diff). If entries are missing, the entry "note" contains the reason.
     """
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     installed = main is None or os.path.abspath(main).startswith((sys.prefix, sys.base_prefix))
@@ -68,7 +68,8 @@ def _version(folder: str, minute: int) -> tuple[dict[str, Any], str]:
 def _without_filters(git: str, folder: str) -> dict[str, str]:
     """Return environment variables that switch off git's clean filters, such as those of Git LFS and nbstripout.
 
-    Without filters, git compares a file whose time or size has changed with the filtered content of the commit.
+    Without filters, a file with a changed time or size counts as modified if its content differs from the filtered
+    content in the commit.
     """
     listed = _run(git, folder, {}, "config", "--list", "--null", "--name-only")[0].decode(errors="replace")
     ends = (".clean", ".process", ".required")

@@ -18,7 +18,7 @@ from drivetrain.report.reading import NothingToRead, Run, find, read
 from drivetrain.report.sections import headline
 
 SCHEMA = 1
-"""The version of the layout of ``--json``."""
+"""The version of the layout of the JSON that ``--json`` prints."""
 
 FINE, SLOWER = 0, 1
 """The exit codes. SLOWER means that a run is slower than --max-slower allows. Exit code 2 means wrong usage, or nothing

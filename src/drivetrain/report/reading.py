@@ -19,14 +19,14 @@ from drivetrain.base.packages import tb_events
 from drivetrain.report import run_file
 
 with on_first_use:
-    from drivetrain.loops import goodput  # it imports torch
+    from drivetrain.loops import goodput  # goodput imports torch
 
 Points = list[tuple[float, float]]
 
 _EVENTS = "events.out.tfevents"
 _TABLE, _HPARAMS = "metrics.csv", "hparams.yaml"
-_DEEPEST = 6  # the number of levels of folders below the given folder that are searched
-_HIGHEST = 3  # the number of levels of folders above a checkpoint that are searched for a record
+_DEEPEST = 6  # how many levels of subfolders are searched
+_HIGHEST = 3  # how many levels of parent folders of a checkpoint are searched for a record
 
 
 class NothingToRead(Exception):

@@ -33,7 +33,7 @@ from drivetrain.trainer.stopping import why_ended
 
 Trainer = Any  # not imported, because the Trainer's module imports this one by name
 
-_GIT_WAIT_S = 5.0  # git starts with the fit; the end of the fit waits at most this long for git
+_GIT_WAIT_S = 5.0  # git is called when a fit begins; the end of the fit waits at most this long for the answer
 
 
 def begin(trainer: Trainer, resumed_from: str | None) -> None:
@@ -207,8 +207,8 @@ _OPEN: weakref.WeakKeyDictionary[Trainer, _Record] = weakref.WeakKeyDictionary()
 
 
 def _process(pid: int) -> list[int]:
-    """Return ``pid``, and the start time, in clock ticks since boot, of the process with this number (0: unknown). The
-    start time is needed because a later process may get the same number.
+    """Return ``pid`` and the start time of the process ``pid``, in clock ticks since boot (0: unknown). The start time
+    is needed because a later process may get the same ``pid``.
     """
     try:
         return [pid, int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])]
@@ -253,7 +253,7 @@ def _time_spent(trainer: Any) -> dict[str, Any] | None:
 
 def _checkpoints(trainer: Trainer) -> list[dict[str, Any]]:
     """Return the files of each callback that writes checkpoints, and the checkpoints that the Trainer has saved after a
-    request to stop. A user's callback may lack some of these attributes.
+    request to stop. A user's callback may lack some of the attributes that this function reads.
     """
     at_stop = [SimpleNamespace(last_model_path=path) for path in trainer._saved_at_stop]
     return [

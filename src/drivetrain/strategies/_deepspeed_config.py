@@ -35,8 +35,7 @@ def given(
     nvme_path: str,
     options: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Merge the strategy's arguments, without ``options``, into a configuration for DeepSpeed. ``options`` are only
-    checked.
+    """Merge the strategy's arguments, except ``options``, into a configuration for DeepSpeed. Check ``options``.
 
     Raises:
         ConfigurationError: the file cannot be read, an entry sets a value that the Trainer decides, or two entries

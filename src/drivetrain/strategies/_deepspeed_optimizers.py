@@ -1,7 +1,7 @@
 """Create an optimizer of the user's class for DeepSpeed's engine, and copy options between this optimizer and the
 user's optimizer.
 
-DeepSpeed's ZeRO changes its optimizer: flat tensors replace the parameters in the parameter groups. The user's
+DeepSpeed's ZeRO replaces the parameters in the parameter groups of the engine's optimizer by flat tensors. The user's
 optimizer keeps the module's parameters. Checkpoints, schedulers and callbacks use the user's optimizer.
 """
 
@@ -85,7 +85,7 @@ def stand_in(optimizer: Optimizer) -> Optimizer:
 
 def like(optimizer: Optimizer, groups: list[dict[str, Any]]) -> Optimizer:
     made: Optimizer = object.__new__(type(optimizer))
-    # A scheduler may have replaced ``step`` of the user's optimizer, so ``step`` is not copied.
+    # Do not copy the method ``step``, because a scheduler may have replaced the method on the user's optimizer.
     made.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})
     made.param_groups, made.state = groups, type(optimizer.state)(optimizer.state.default_factory)
     return made
@@ -101,8 +101,7 @@ class EngineScaler:
     """Wraps torch's gradient scaler, so that DeepSpeed's ZeRO optimizer can use the scaler as its ``loss_scaler``.
 
     With "16-mixed" the parameters are float32, and DeepSpeed's own scaler does not scale the loss for float32
-    parameters. The run's precision owns the wrapped scaler, so checkpoints contain the state of the scaler as with any
-    other strategy.
+    parameters. The run's precision owns the wrapped scaler, so checkpoints contain the state of the scaler.
 
     Args:
         scaler: the gradient scaler of the run's precision.

@@ -2,8 +2,8 @@
 checkpoint again.
 
 ZeRO keeps float32 master weights and optimizer states as flat shards, one per rank and parameter group. A checkpoint
-instead contains complete tensors under their names without DeepSpeed. Any strategy can therefore load the checkpoint on
-any number of processes.
+instead contains complete tensors with the names from the user's module. Any strategy can therefore load the checkpoint
+on any number of processes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def is_partitioned(parameter: Tensor) -> bool:
 
 def whole_weights(module: nn.Module, keep: bool, trained: bool) -> dict[str, Any]:
     """Return the module's state with complete weights in host memory. If ZeRO has a float32 master weight for a
-    parameter, the master weight is returned.
+    parameter, the state contains the master weight instead of the parameter.
 
     Every rank must call this function.
 
@@ -94,8 +94,7 @@ def load_partitioned_weights(module: nn.Module, state_dict: Mapping[str, Any], s
 
 
 def whole_optimizer_state(engine: Any, optimizer: Optimizer, keep: bool) -> dict[str, Any]:
-    """Return the result that ``optimizer.state_dict()`` would have with one process. Every rank must call this
-    function.
+    """Return the state dict that ``optimizer`` would have in a job of one process. Every rank must call this function.
 
     Args:
         engine: the engine that trains.
@@ -121,7 +120,7 @@ def whole_optimizer_state(engine: Any, optimizer: Optimizer, keep: bool) -> dict
 
 
 def load_optimizer_state(engine: Any, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
-    """Load a result of :func:`whole_optimizer_state`. The job that saved the result may have had a different number of
+    """Load an optimizer state that :func:`whole_optimizer_state` returned, perhaps in a job with a different number of
     ranks. Every rank must call this function.
 
     Raises:
@@ -181,8 +180,8 @@ def load_master_weights(module: nn.Module, state_dict: Mapping[str, Any]) -> Non
 
 
 def _set_whole(parameter: Any, value: Tensor, key: str | None = None) -> None:
-    """Set the float32 master weights of ``parameter`` to the complete tensor ``value``. With ``key``, set instead the
-    optimizer state of this name. The ranks do not communicate.
+    """Set the float32 master weights of ``parameter`` to the complete tensor ``value``. If ``key`` is given, set the
+    optimizer state with the name ``key`` instead. The ranks do not communicate.
     """
     value = value.to(device=parameter.device, dtype=torch.float32)
     set_weights, set_state = ds_utils.safe_set_full_fp32_param, ds_utils.safe_set_full_optimizer_state
@@ -280,7 +279,8 @@ def load_folder(engine: Any, folder: Path, tag: str | None, world_size: int, **o
         options: further arguments of the engine's ``load_checkpoint``.
 
     Raises:
-        CheckpointError: the folder has no such checkpoint, or a different number of processes has written the folder.
+        CheckpointError: the folder has no checkpoint with this tag, or a different number of processes has written the
+            folder.
     """
     tag = _latest(folder) if tag is None else tag
     pieces = _files_of_pieces(folder, tag)

@@ -25,7 +25,7 @@ from drivetrain.precision.precision import Precision
 from drivetrain.strategies.familiar import then
 from drivetrain.strategies.strategy import Strategy
 
-_NO_QUEUE = "device_ready_queues_"  # a part of torch's error if the autograd engine does not know a device
+_NO_QUEUE = "device_ready_queues_"  # part of torch's message if the autograd engine does not know a device
 DEBUG = "PT_XLA_DEBUG"  # this environment variable lets torch_xla report compilations and reads of values
 
 

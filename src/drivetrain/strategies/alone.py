@@ -1,4 +1,4 @@
-"""Save when a fit ends with an exception. The ranks do not communicate for this, because another rank may be dead."""
+"""Save when a fit ends with an exception. Each rank saves without communication, because another rank may be dead."""
 
 from __future__ import annotations
 

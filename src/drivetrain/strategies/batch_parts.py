@@ -185,7 +185,7 @@ class Joiner:
             for _, weight in outputs
         ]
         counted = [index for index, weight in enumerate(weights) if isinstance(weight, Tensor) or weight]
-        if counted:  # without the losses of weight 0, which may be NaN
+        if counted:  # leave out losses of weight 0, because such a loss may be NaN
             losses, weights = [losses[index] for index in counted], [weights[index] for index in counted]
         total: Any = functools.reduce(lambda one, other: one + other, weights)
         if isinstance(total, Tensor):
@@ -200,7 +200,7 @@ class Joiner:
 
 
 def _is_list(tree: Any) -> bool:
-    return isinstance(tree, (list, tuple)) and not hasattr(tree, "to")  # a PackedSequence has its own ``to``
+    return isinstance(tree, (list, tuple)) and not hasattr(tree, "to")  # a PackedSequence has its own method ``to``
 
 
 def _is_dataclass(tree: Any) -> bool:
@@ -226,5 +226,7 @@ def _is_per_sample(items: Any, size: int) -> bool:
 
 
 def _is_weighted(output: Any) -> bool:
-    """Whether ``output`` is a ``WeightedLoss``. This module must not import this class of a higher layer."""
+    """Whether ``output`` is a ``WeightedLoss``. ``WeightedLoss`` belongs to a higher layer, so this module must not
+    import the class.
+    """
     return getattr(output, "_fields", None) == ("loss", "weight") and isinstance(output.loss, Tensor)

@@ -35,8 +35,8 @@ class TorchSyncBatchNorm(LayerSync):
     """The layer synchronisation of ``Trainer(sync_batchnorm=True)``: batch norm with statistics over all ranks.
 
     Layers are changed in place. A layer whose class overrides ``forward`` is not changed. An ``nn.SyncBatchNorm`` keeps
-    its own process group. All other layers use the group in :attr:`group`. A layer is not synchronised in evaluation,
-    if there is no process group, or if the group has only one process. In evaluation, a layer without running
+    its own process group. All other layers use the group in :attr:`group`. A layer is not synchronised in three cases:
+    in evaluation, without a process group, and in a group of one process. In evaluation, a layer without running
     statistics uses the statistics of the rank's own batch. A copied or unpickled layer has its original class.
 
     Every rank, even a rank with an empty batch, must run the same layers in the same order, in the forward and in the
@@ -66,7 +66,7 @@ class TorchSyncBatchNorm(LayerSync):
                 overridden.append(f"{name!r} ({cls.__name__})")
             else:
                 changing.append(layer)
-        for layer in changing:  # begins after all checks, so that an error leaves every layer unchanged
+        for layer in changing:  # only after all checks, so that an error leaves every layer unchanged
             kind: type = type(layer)
             layer.__class__ = _synchronised_class(kind)
             vars(layer)["data_group"] = self.group
@@ -142,7 +142,7 @@ class _Synchronised(BatchNorm):
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         reduced: Any = super().__reduce_ex__(protocol)
         state = {name: value for name, value in reduced[2].items() if name not in _OF_A_RUN}
-        # pickle the original class; pickle cannot import the current class, which was created at run time
+        # store the original class, because pickle cannot import the current class, which was created at run time
         return (object.__new__, (self.was,), state, *reduced[3:])
 
 

@@ -210,8 +210,7 @@ def as_tensor(leaf: Any, device: torch.device, reduce_op: Any = "max") -> Any:
         leaf: any value. An int becomes int64; a float becomes float64, or float32 on a device without float64.
         device: the device of this rank.
         reduce_op: the operation that follows. The tensor gets the dtype of the operation's result: a float for a mean
-            of integers, int64 for a sum of integers. The dtype is the same with one process, although nothing is
-            reduced.
+            of integers, int64 for a sum of integers. The dtype does not depend on the number of processes.
 
     Raises:
         UnknownNameError: the operation is unknown.
@@ -343,7 +342,7 @@ def _irreducible(tensor: Tensor, operation: str) -> str | None:
 
 
 def _reduced(tensor: Tensor, operation: str, peers: Peers) -> Any:
-    """Reduce a tensor over the ranks. The ranks must have compared their calls before."""
+    """Reduce a tensor over the ranks. The caller must have checked that all ranks make the same call."""
     dtype, home = tensor.dtype, tensor.device
     if operation in _BITWISE:
         return functools.reduce(_BITWISE[operation], _stacked(tensor, peers).unbind())

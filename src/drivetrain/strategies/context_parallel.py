@@ -1,9 +1,9 @@
 """Split sequences over ranks, and compute attention over the complete sequences.
 
 Each rank of a context-parallel group computes on a part of every sequence. Only attention needs the parts of other
-ranks. For attention, the ranks exchange heads for positions (arXiv 2309.14509, "Ulysses"). Each rank then has complete
-sequences for some of the heads, and computes plain attention. A second exchange returns each result to the rank that
-has the positions. With "ring", torch's ring attention replaces this exchange. A module calls :func:`attention`,
+ranks. Before attention, an exchange gives each rank complete sequences for some of the heads (arXiv 2309.14509,
+"Ulysses"). Each rank then computes plain attention for these heads. A second exchange returns each result to the rank
+that has the positions. With "ring", torch's ring attention replaces both exchanges. A module calls :func:`attention`,
 :func:`positions` and :func:`gather`. In a run that does not split sequences, these functions work on complete
 sequences.
 """
@@ -156,7 +156,7 @@ def check_arguments(owner: str, size: int, dims: Dims | None, kind: str) -> None
     """Check ``context_parallel_size``, ``sequence_dims`` and ``context_parallel_attention`` of the strategy ``owner``.
 
     Raises:
-        ConfigurationError: an argument is wrong, or two contradict each other.
+        ConfigurationError: an argument is wrong, or two arguments contradict each other.
     """
     check_count(owner, f"{CONTEXT}_size", size, lowest=1)
     if kind not in KINDS:
@@ -242,7 +242,8 @@ def _split_fields(batch: Any, dims: Mapping[Any, int]) -> Any:
 class _Exchange(torch.autograd.Function):
     """All-to-all exchange.
 
-    Each rank sends slices along ``split_dim``, and joins the slices that it receives along ``join_dim``.
+    Each rank splits a tensor along ``split_dim``, and sends one slice to each rank. Each rank then joins the received
+    slices along ``join_dim``.
     """
 
     @staticmethod
@@ -282,7 +283,7 @@ def _with_heads_for(size: int, tensor: Tensor, heads: int, enable_gqa: bool) -> 
 
 
 def _own_heads(mask: Tensor, heads: int, lengths: tuple[int, int], group: Group) -> Tensor:
-    """Return the part of a mask for complete sequences that belongs to this rank's heads."""
+    """Return the part of ``mask`` for the heads of this rank."""
     if any(have not in (1, want) for have, want in zip(mask.shape[-2:], lengths, strict=True)):
         raise ConfigurationError(
             f"context_parallel.attention got a mask of shape {tuple(mask.shape)}, and complete sequences have "

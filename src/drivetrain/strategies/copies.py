@@ -35,7 +35,7 @@ def named_state(module: nn.Module, optimizers: Sequence[Optimizer]) -> Iterator[
     tensors are left out.
 
     Yields:
-        For each tensor, three values. First, a name such as "layer.weight" or "exp_avg of layer.weight". Second, the
+        Three values for each tensor. First, a name such as "layer.weight" or "exp_avg of layer.weight". Second, the
             name of the parameter or buffer alone, or "" if the module does not have the parameter. Third, the tensor.
     """
     named = plain_names({**dict(module.named_parameters()), **dict(module.named_buffers())})

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _UNFINISHED = "Expected to have finished reduction in the prior iteration"
 
 _BATCHED = "batched_grad_copy"
-_MANY, _SMALL = 12, 300_000  # batched copies are faster with at least _MANY parameters and at most _SMALL elements
+_MANY, _SMALL = 12, 300_000  # batched copies are faster if a model has >= _MANY parameters and <= _SMALL elements
 
 
 class DDPArguments(TypedDict, total=False):
@@ -74,12 +74,12 @@ class DDPStrategy(ParallelStrategy):
         accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin, process_group_backend,
             timeout: as for :class:`ParallelStrategy`.
         ddp_comm_state, ddp_comm_hook, ddp_comm_wrapper: the exchange of gradients; see torch's communication hooks.
-        model_averaging_period: the number of optimizer steps after which parameters are averaged over all ranks. This
-            needs ``ddp_comm_hook=post_localSGD_hook`` and a ``PostLocalSGDState``. In the first ``start_localSGD_iter``
-            steps, gradients are averaged over all ranks. In later steps, gradients are averaged only over the
-            ``subgroup`` of the state (``None``: the ranks of each machine). Between two averages, the ranks' parameters
-            differ. Each rank evaluates with its own parameters. A checkpoint contains only rank 0's parameters and
-            optimizer state, and all ranks resume from these.
+        model_averaging_period: the number of optimizer steps after which parameters are averaged over all ranks. A
+            period needs ``ddp_comm_hook=post_localSGD_hook`` and a ``PostLocalSGDState``. In the first
+            ``start_localSGD_iter`` steps, gradients are averaged over all ranks. In later steps, gradients are averaged
+            only over the ``subgroup`` of the state (``None``: the ranks of each machine). Between two averages, the
+            ranks' parameters differ. Each rank evaluates with its own parameters. A checkpoint contains only rank 0's
+            parameters and optimizer state, and all ranks resume from rank 0's state.
         start_method: the launcher that starts the processes if no cluster has started them: "popen" runs the program
             again; "spawn", "fork" and "forkserver" pass this process's objects to new processes; "ray" passes these
             objects to actors of a Ray cluster.
@@ -249,8 +249,8 @@ class DDPStrategy(ParallelStrategy):
             self.driver.rebind()  # until this call, the loop uses the earlier wrapper
 
     def _continue_window(self) -> None:
-        """Let a new wrapper average all gradients of the current optimizer step. This includes the gradients of
-        parameters that the later batches of the step do not use.
+        """Let a new wrapper average all gradients of the current optimizer step. The wrapper must also average the
+        gradients of parameters that the later batches of the step do not use.
         """
         model = self.model
         if not isinstance(model, DistributedDataParallel):
@@ -370,7 +370,7 @@ class DDPStrategy(ParallelStrategy):
         return alone(self, whole_here(self, DDPStrategy))
 
     def teardown(self) -> None:
-        self.model, self._frozen = self.lightning_module, []  # without the wrapper, which exists only during the run
+        self.model, self._frozen = self.lightning_module, []  # drop the wrapper, which exists only during the run
         if self._sync is not None and self.model is not None:
             self.model = self._sync.revert(self.model)
         if self._averaging is not None:
@@ -404,7 +404,6 @@ def _starts(installed: bool) -> dict[str, str]:
 
 
 def _entries(installed: bool) -> dict[str, Entry[Strategy]]:
-    """Return the registry's entries for all names of this strategy."""
     forms: dict[str, dict[str, Any]] = {"": {}} | {
         f"_find_unused_parameters_{str(unused).lower()}": {"find_unused_parameters": unused} for unused in (True, False)
     }

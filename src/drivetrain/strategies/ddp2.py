@@ -36,8 +36,8 @@ class DDP2Strategy(ReplicaStrategy, DDPStrategy):
     Each machine runs one process, which is one rank. The world size is the number of machines. A loader yields one
     batch for all devices of the machine. The process splits this batch over its devices, like
     :class:`DataParallelStrategy`. The hooks ``training_step_end``, ``validation_step_end`` and ``test_step_end`` get
-    the outputs of the machine's devices. One backward pass adds up the gradients of these devices, and averages the
-    sums over the machines.
+    the outputs of the machine's devices. One backward pass adds up the gradients of a machine's devices, and then
+    computes the mean of all machines' sums.
 
     Args: as for :class:`DDPStrategy`.
     """

@@ -50,7 +50,7 @@ _NAMES: dict[str, dict[str, Any]] = {
         "offload_params_device": "nvme",
     },
 }  # fmt: skip
-_WORLD: list[Any] = []  # DeepSpeed has made its own groups from this process group
+_WORLD: list[Any] = []  # the process group from which DeepSpeed has created its own groups
 
 
 class DeepSpeedStrategy(ParallelStrategy):
@@ -148,7 +148,7 @@ class DeepSpeedStrategy(ParallelStrategy):
         self._had_local_rank = "LOCAL_RANK" in os.environ
         os.environ["LOCAL_RANK"] = str(self.local_rank)  # DeepSpeed reads this variable in every step
         if _WORLD and _WORLD[0] is not dist.group.WORLD:
-            # the groups that DeepSpeed has belong to an earlier, destroyed process group
+            # DeepSpeed's groups belong to an earlier, destroyed process group
             deepspeed.utils.groups._release_process_group_references()
         _WORLD[:] = [dist.group.WORLD]
         deepspeed.init_distributed(verbose=False)  # DeepSpeed then uses the existing process group
@@ -222,7 +222,7 @@ class DeepSpeedStrategy(ParallelStrategy):
         """Return the package ``deepspeed``, configured for this strategy's device and logging level."""
         os.environ.setdefault("DS_ACCELERATOR", self.root_device.type)
 
-        for name in ("all_gather_into_tensor", "reduce_scatter_tensor"):  # DeepSpeed calls both in every step
+        for name in ("all_gather_into_tensor", "reduce_scatter_tensor"):  # DeepSpeed calls both functions in every step
             message = f"`torch.distributed.{name}` is deprecated"
             warnings.filterwarnings("ignore", message, FutureWarning, module="torch.distributed.c10d_logger")
         deepspeed.utils.logger.setLevel(self.logging_level)
@@ -380,7 +380,7 @@ class DeepSpeedStrategy(ParallelStrategy):
         return self._engine is not None and getattr(self._engine, "basic_optimizer", None) is not None
 
     def module_state(self, module: nn.Module) -> dict[str, Any]:
-        """Return complete weights on rank 0, in float32 if the engine has float32 master weights."""
+        """On rank 0, return the complete weights, in float32 if the engine has float32 master weights."""
         if self._kept is not None:
             return self._kept[0]
         if self.stage < 3 and not (self._trains() and self.precision_plugin.name in ("bf16-true", "16-true")):
@@ -394,7 +394,7 @@ class DeepSpeedStrategy(ParallelStrategy):
             super().load_module_state(module, state, strict)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Return on rank 0 the state that the optimizer would have with one process."""
+        """On rank 0, return the state dict that the optimizer would have in a job of one process."""
         if self._kept is not None:
             return self._kept[1].get(id(optimizer), {})
         if not self._trains():
@@ -440,8 +440,8 @@ class DeepSpeedStrategy(ParallelStrategy):
         The folder's files are unpickled, which can run code.
 
         Raises:
-            CheckpointError: the folder has no such checkpoint, or a different number of processes has written the
-                folder.
+            CheckpointError: the folder has no checkpoint with this tag, or a different number of processes has written
+                the folder.
         """
         engine = self._running_engine("load_deepspeed_checkpoint")
         _deepspeed_state.load_folder(engine, Path(folder), tag, self.world_size)

@@ -1,4 +1,4 @@
-"""One process, several devices: each device computes on its part of every batch."""
+"""Train with one process on several devices: each device computes on a part of every batch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ReplicaStrategy(Strategy):
     def _devices(self) -> Sequence[torch.device]:
         if devices := self.parallel_devices or self.own_parts.devices:
             return devices
-        assert self.accelerator is not None  # without devices, a strategy always has an accelerator
+        assert self.accelerator is not None  # a strategy without devices always has an accelerator
         return self.accelerator.get_parallel_devices([0])
 
     def split_batch(self, batch: Any, devices: Sequence[torch.device]) -> tuple[list[Any], list[int]]:
@@ -122,7 +122,7 @@ class DataParallelStrategy(ReplicaStrategy):
         return bound_to(self.model, self.lightning_module, name, len(self._devices))
 
     def teardown(self) -> None:
-        self.model = self.lightning_module  # without the replicas, which exist only during the run
+        self.model = self.lightning_module  # drop the replicas, which exist only during the run
         super().teardown()
 
 

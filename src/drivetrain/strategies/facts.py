@@ -33,8 +33,8 @@ class Earlier:
         clears_last: the strategy's ``optimizer_step`` ends with ``on_before_zero_grad`` and the module's
             ``optimizer_zero_grad``. If False, the loop calls both before the first backward pass for each optimizer
             step.
-        hooks: further methods of a module or a callback that the strategy calls. With all other strategies, a module
-            that defines such a method causes an error, and a callback that defines such a method causes a warning.
+        hooks: further methods of a module or a callback that the strategy calls. With any other strategy, a module that
+            defines one of these methods causes an error. A callback that defines one of these methods causes a warning.
         step_arguments: the names of further arguments of ``training_step``.
         enters_contexts: the strategy's own steps enter the precision's contexts, so drivetrain does not enter these
             contexts.
@@ -68,15 +68,15 @@ class Facts:
             fills the model in place.
         trainer_restores_optimizers: the Trainer restores optimizers from a checkpoint. If False, the strategy's
             ``load_checkpoint`` restores the optimizers.
-        calls_through_forward: steps run inside the module's ``__call__``. FSDP2, for example, needs this, because FSDP2
-            adds hooks to the module.
+        calls_through_forward: steps run inside the module's ``__call__``. FSDP2, for example, needs calls of
+            ``__call__``, because FSDP2 adds hooks to the module.
         allows_inference_mode: evaluation can run under ``torch.inference_mode``. If False, evaluation runs under
             ``no_grad``.
         handles_gradient_accumulation: the optimizers themselves accumulate gradients over batches. The loop
             therefore does not divide the loss, and steps the optimizers after each batch.
-        honoured_hooks: for a strategy with its own implementation of the whole step: the hooks that this implementation
-            calls. If the module or a callback overrides another hook of a step, set-up raises an error. Use
-            ``StepParts.HOOKS`` for the hooks that ``StepParts`` calls, and "all" for every hook.
+        honoured_hooks: the hooks that the strategy's own implementation of the whole step calls. If the module or a
+            callback overrides another hook of a step, set-up raises an error. Use ``StepParts.HOOKS`` for the hooks
+            that ``StepParts`` calls, and "all" for every hook.
         local_passes: "module:function" for ``Trainer(split_on_oom=True)``. The function returns the
             :class:`~drivetrain.strategies.local_passes.LocalPasses` of this strategy. A ``LocalPasses`` object runs
             passes in which the ranks do not communicate, and one exchange afterwards. If empty, ``split_on_oom=True``
@@ -84,10 +84,10 @@ class Facts:
         refuses: the names of the Trainer's arguments that do not work with the strategy, each with the reason. Possible
             names: "compile", "cuda_graphs", "replay_every", "replica_check_every", "save_trainable_only",
             "split_on_oom".
-        engine_verbs: for a strategy whose methods do not have the signatures that a Trainer expects. An Engine calls
-            these methods through this class instead of its own ``Verbs``.
-        engine_class: for a strategy that only a Trainer can use. An Engine instead creates the strategy "module:class"
-            for the same names.
+        engine_verbs: the class that replaces ``Verbs`` in an Engine: an Engine calls the strategy's methods through
+            this class. Only for a strategy whose methods do not have the signatures that a Trainer expects.
+        engine_class: the strategy, as "module:class", that an Engine creates instead of this strategy. Only for a
+            strategy that an Engine cannot use.
         earlier: facts of a strategy that trains like earlier generations of Lightning.
     """
 
@@ -132,8 +132,8 @@ def check_declared(cls: Any) -> None:
 
 
 class Shared:
-    """Base of the classes that form the contract. The base only declares the types of the attributes that these classes
-    share.
+    """Base of the classes that form the contract of a strategy. The base only declares the types of the attributes that
+    these classes share.
     """
 
     accelerator: Accelerator | None

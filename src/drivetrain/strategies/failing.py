@@ -22,7 +22,8 @@ _STORE_S = 2.0  # seconds that a failing rank waits for the store; the process o
 
 
 def report(error: BaseException, sheet: Sheet | None, summary: Callable[[Exception], str]) -> None:
-    """Report why this rank fails: to the other ranks in the job's store, and to the watching process in shared memory.
+    """Report why this rank fails. The other ranks read the report in the job's store. The watching process reads the
+    report in shared memory.
 
     Args:
         error: the exception that ends this rank.

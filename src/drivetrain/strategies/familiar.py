@@ -1,8 +1,8 @@
-"""The members of a strategy that have Lightning's names. They call the methods of this package's contract.
+"""The members of a strategy that have Lightning's names. These members call the methods of this package's contract.
 
 The class ``Familiar`` defines these members, so that users can call and override them. The library itself calls the
-functions below the class. If a strategy overrides a member, such a function calls the override. Otherwise the function
-calls the contract's method for the same purpose.
+functions below the class. If a strategy overrides a member, the function for this member calls the override. Otherwise
+the function calls the contract's method for the same purpose.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Familiar(Step, State):
         unchanged.
 
         Raises:
-            UnknownNameError: the operation ``reduce_op`` is unknown. This error is also raised with one process.
+            UnknownNameError: the operation ``reduce_op`` is unknown. A job of one process also raises this error.
         """
         operation_of(reduce_op)
         return self._group_of(group).all_reduce(tensor, reduce_op) if isinstance(tensor, Tensor) else tensor
@@ -185,8 +185,8 @@ class Familiar(Step, State):
         self.clip_gradients(module, optimizer, clip_val, "value")
 
     def setup_precision_plugin(self) -> None:
-        """Let the precision replace the model, the optimizers or the schedulers of the run. Called after these were
-        created.
+        """Let the precision replace the model, the optimizers or the schedulers of the run. Called after model,
+        optimizers and schedulers were created.
         """
         precision, model = self.precision_plugin, self.model
         if model is not None and overrides(precision, "connect", Precision):
@@ -211,8 +211,8 @@ class Familiar(Step, State):
     # ---- phases of a run -----------------------------------------------------------------------------------------
 
     def on_train_start(self) -> None:
-        """Called after the hooks ``on_train_start`` of callbacks and module. Each method below is also called after the
-        hooks of its name.
+        """Called after the hooks ``on_train_start`` of callbacks and module. Each method below is called after the
+        hooks of callbacks and module that have the method's name.
         """
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
@@ -247,8 +247,8 @@ class Familiar(Step, State):
 
 
 def own_collectives(strategy: Strategy, world: Group) -> Group:
-    """Return ``world``. If the strategy overrides one of :data:`COLLECTIVES`, return a copy that calls the strategy's
-    methods.
+    """Return ``world``. If the strategy overrides one of :data:`COLLECTIVES`, return a copy of ``world`` that calls the
+    strategy's methods.
     """
     if not any(overrides(strategy, name, Familiar) for name in COLLECTIVES):
         return world

@@ -48,16 +48,17 @@ class FSDPStrategy(FullySharded, ParallelStrategy):
             ``CPUOffloadPolicy``.
         mixed_precision: torch's ``MixedPrecisionPolicy``: the dtypes in which parameters are gathered and gradients are
             reduced. ``None``: the parameters' own dtype.
-        auto_wrap_policy: the layers that are blocks: classes, class names, a function ``policy(module) -> bool``, or
-            one of torch's policies. ``None``: the blocks that the model declares. A model without declared blocks is
-            divided into its repeated layers.
+        auto_wrap_policy: which layers are blocks. The policy consists of classes or class names, or is a function
+            ``policy(module) -> bool`` or one of torch's policies. ``None``: the blocks that the model declares. A model
+            without declared blocks is divided into its repeated layers.
         activation_checkpointing: an alias of ``activation_checkpointing_policy``.
         activation_checkpointing_policy: the layers that recompute their activations in the backward pass, given in the
             same forms as ``auto_wrap_policy``.
         sharding_strategy: "FULL_SHARD"; "SHARD_GRAD_OP" keeps the parameters gathered from forward to backward;
             "HYBRID_SHARD" shards over the processes of one machine and replicates over machines; "NO_SHARD" replicates.
         state_dict_type: "full": checkpoints are single files, as with one process. "sharded": checkpoints are folders,
-            into which each process writes its shards. Both forms can be read with either value.
+            into which each process writes its shards. The strategy can read both forms, whatever the value of this
+            argument.
         device_mesh: a ``DeviceMesh``, or (replicas, shards), for hybrid sharding; ``None``: one dimension with all
             processes.
         gradient_exchange: "batch": reduce gradients to shards in each backward pass; "window": reduce gradients once

@@ -19,7 +19,7 @@ from drivetrain.errors import ConfigurationError, described, did_you_mean, numbe
 Policy = Callable[..., Any] | Collection[type[nn.Module] | str] | type[nn.Module] | str
 """A selection of layers: classes, class names, a function ``policy(module) -> bool``, or a policy of torch's FSDP."""
 
-_WITHOUT_FORWARD = (nn.ModuleList, nn.ModuleDict)  # no blocks: a block is gathered when it is called
+_WITHOUT_FORWARD = (nn.ModuleList, nn.ModuleDict)  # never blocks: FSDP gathers a block only when the block is called
 
 
 def find_blocks(root: nn.Module) -> list[nn.Module]:
@@ -43,8 +43,8 @@ def find_blocks(root: nn.Module) -> list[nn.Module]:
 
 
 def _repeated(parent: nn.Module) -> list[nn.Module]:
-    """Return the children whose class occurs at least twice. If several classes do, return only the children of the
-    class with the most parameters.
+    """Return the children whose class occurs at least twice. If several classes occur at least twice, return only the
+    children of the class with the most parameters.
     """
     children = [each for each in parent.children() if not isinstance(each, _WITHOUT_FORWARD)]
     sizes: Counter[type[nn.Module]] = Counter()

@@ -41,7 +41,7 @@ class _Passes:
     """Counts the nested forward passes of a model, such as ``self(x)`` inside ``training_step``.
 
     torch treats the end of the inner pass as the end of both passes. While the outer pass still runs, this class
-    therefore sets torch's state of the model's own parameters back to "forward".
+    therefore sets the state that torch keeps for the model's own parameters back to "forward".
 
     Args:
         root: the model.

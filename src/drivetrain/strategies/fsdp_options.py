@@ -21,7 +21,7 @@ _SHARDING = {"FULL_SHARD": True, "SHARD_GRAD_OP": False, "HYBRID_SHARD": True, "
              "NO_SHARD": False}  # fmt: skip
 _HYBRID = ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
 
-# The arguments of torch's first FSDP that have no effect, and what FSDP2 always does.
+# The arguments of torch's first FSDP that have no effect here. The values say how FSDP2 always behaves.
 _WITHOUT_MEANING = {
     "use_orig_params": "parameters are always the module's own",
     "sync_module_states": "all processes start with the weights of rank 0",

@@ -64,7 +64,7 @@ class FullySharded(Strategy):
         allows_inference_mode=False,  # fully_shard cannot gather parameters under inference mode
         restores_after_setup=True,  # weights are loaded into the shards, which setup creates
     )
-    large: tuple[str, ...] = LARGE  # see LARGE
+    large: tuple[str, ...] = LARGE
     _loads = False  # whether a checkpoint will be loaded after the set-up
     _mesh: tuple[Any, DeviceMesh] | None = None  # the process group, and the mesh of all ranks of this group
 
@@ -198,7 +198,7 @@ class FullySharded(Strategy):
 
     def _set_divide_factor(self, group: Any) -> None:
         """Let torch average gradients over the ranks of the data group, because the code for weighted losses assumes
-        such averages.
+        averages over these ranks.
 
         torch divides gradients by a factor. The default is the size of the mesh. If the mesh and the data group have
         the same ranks, this function keeps the default, because with one shard torch would divide by a given factor

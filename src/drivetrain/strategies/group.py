@@ -34,7 +34,7 @@ class Group(ABC):
         rank: the rank of this process.
         ranks: the ranks of all members, including this process. Gathered values are in the order of ``ranks``.
         handle: the torch.distributed process group, for torch's functions; ``None``: all processes, or no group.
-        checks: selects the calls of tensor collectives that the members compare with each other before the exchange;
+        checks: decides which calls of tensor collectives the members compare with each other before the exchange;
             ``None``: all calls.
         machine: the group of the members on this machine; ``None`` until a save needs the group.
     """
@@ -185,7 +185,7 @@ class TorchGroup(Group):
         handle: a process group that contains this process; ``None``: all processes.
         device: this process's device. A tensor is copied to this device for an exchange if the group's backends do not
             support the tensor's own device.
-        checks: selects the calls of tensor collectives that the ranks compare with each other before the exchange;
+        checks: decides which calls of tensor collectives the ranks compare with each other before the exchange;
             ``None``: all calls.
         timeout: the timeout of groups that :meth:`new` creates; ``None``: torch's default.
     """
@@ -293,7 +293,7 @@ class TorchGroup(Group):
             return alone
         try:
             return function(peers, *args)
-        except ConfigurationError:  # after different calls, the members may have counted differently
+        except ConfigurationError:  # if the members have made different calls, their counts of calls may differ
             if self.checks is not None:
                 self.checks.restart(self.handle)
             raise
@@ -321,8 +321,8 @@ class WaitingGroup(Group):
 
 
 def all_or_alone(group: Group, ranks: Sequence[int], why: str) -> Group:
-    """Return ``group`` or a group of this rank alone. For a communication library that has no groups of some ranks of a
-    job.
+    """Return ``group`` or a group of this rank alone. Used if the communication library cannot create a group of only
+    some ranks of a job.
 
     Raises:
         NotSupportedError: ``ranks`` are neither all ranks of ``group`` nor this rank alone. The message ends with

@@ -28,7 +28,7 @@ from drivetrain.strategies.optimizer_states import parameters_of
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy, until_thawed
 from drivetrain.strategies.strategy import StrategyRegistry
 
-# keys of learning rates in a parameter group; the last two are those of cyclic schedules
+# keys of learning rates in a parameter group; cyclic schedules use the last two keys
 _RATES = ("lr", "initial_lr", "max_lr", "min_lr")
 
 
@@ -45,7 +45,7 @@ class HorovodGroup(Group):
         self.ranks = range(int(hvd.size()))
 
     def gather_objects(self, obj: Any) -> list[Any]:
-        with torch.inference_mode(False):  # Horovod's thread writes to the tensors, outside inference mode
+        with torch.inference_mode(False):  # Horovod writes to the tensors in a thread that is not in inference mode
             gathered: list[Any] = self._hvd.allgather_object(obj)
         return gathered
 

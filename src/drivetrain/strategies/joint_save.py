@@ -42,8 +42,8 @@ def begin(
     listed: str,
     store: Any,
 ) -> None:
-    """Like ``rank_files.save``, but save in the background. Every rank must call this function. ``store`` is the result
-    of :func:`store_for`.
+    """Write ``state`` and each rank's ``part`` as ``rank_files.save`` does, but in the background. Every rank must call
+    this function. ``store`` is the result of :func:`store_for`.
 
     Raises:
         CheckpointError: this rank cannot begin to save. The other ranks raise an error later, when they wait for the
@@ -91,7 +91,7 @@ def _complete(
     entries: Sequence[rank_files.Entry],
 ) -> None:
     """End a save on rank 0, in the writing thread. ``main`` is the result of writing the checkpoint's main file. If the
-    main file has replaced an earlier checkpoint, remove the rank files of the earlier checkpoint.
+    main file has replaced an earlier checkpoint, remove the files that other ranks wrote for the earlier checkpoint.
     """
     failure = main if isinstance(main, Exception) else main.exception()
     if failure is None:
@@ -169,7 +169,7 @@ class JointSave:
         save_id: the name of the save, equal on all ranks and new for every save.
         store: the result of :func:`store_for`. ``None``: the world has one rank, or training waits while the ranks
             exchange messages.
-        writers: all ranks except rank 0 that write a file; ``None``: all ranks write a file.
+        writers: the ranks that write a file, without rank 0; ``None``: all ranks write a file.
     """
 
     def __init__(

@@ -67,7 +67,7 @@ class DDPPasses(LocalPasses):
 
     def exchange(self) -> None:
         group = self._strategy.data
-        # these include parameters that were frozen between the batches of this optimizer step
+        # ``averaged`` includes parameters that were frozen between the batches of this optimizer step
         averaged = [each for each in self._model.parameters() if id(each) in self._strategy._averaged]
         for bucket in map(Bucket, alike(averaged)):
             bucket.flat = group.all_reduce(bucket.pack().div_(group.size), "sum")
@@ -105,8 +105,8 @@ class FSDPPasses(LocalPasses):
             setattr(group, torch_private.TRAINING_STATE, torch_private.TrainingState.IDLE)
         torch_private.end_backward(self._root)
         for group in groups_in(self._root):
-            # The user's hooks may have frozen gathered parameters, because the module had these instead of the shards.
-            # The shards of the frozen parameters must also be frozen.
+            # The user's hooks may have frozen gathered parameters, because the module contained the gathered parameters
+            # instead of the shards. The shards of the frozen parameters must also be frozen.
             for parameter in group.fsdp_params:
                 parameter.sharded_param.requires_grad_(torch_private.gathered_of(parameter).requires_grad)
             group.reshard()

@@ -31,12 +31,12 @@ _STORES: Any = dist  # torch's stores have no types
 # is created.
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 _LOOPBACK_INTERFACES = {"linux": "lo", "darwin": "lo0"}
-_TORCHRUNS_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # torchrun sets this variable if a process of torchrun has the store
+_TORCHRUNS_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # torchrun sets this variable if torchrun itself has the store
 _WITHOUT_STORE = ("mpi", "fake")  # backends without a store
 _PROBE_S = 0.5
 _SHORTEST_S = 0.01
 # Prefixes of keys in the store. Each rank sets one key when the rank has connected to the store, and another key when
-# its process group is connected.
+# the rank's process group is connected.
 _HERE, _CONNECTED = "drivetrain/meeting", "drivetrain/connected"
 
 
@@ -63,8 +63,8 @@ def meet(
 
     Raises:
         ConfigurationError: rank 0 cannot listen at the main address, or this machine cannot resolve the address. Also
-            raised if a rank of the job has started this process, which is no rank but has inherited the rank's
-            environment variables.
+            raised if this process is not a rank, but was started by a rank and has inherited the rank's environment
+            variables.
         DrivetrainError: not all ranks have connected within the timeout.
     """
     environment.validate_address()
@@ -93,7 +93,7 @@ def meet(
 
 
 def loopback_address(environment: ClusterEnvironment, num_nodes: int) -> str | None:
-    """Return the IP of the main address if this is a loopback address and the job is on one machine; otherwise return
+    """Return the IP of the main address if the IP is a loopback address and the job is on one machine; otherwise return
     ``None``.
 
     With several machines, each machine may resolve the name differently. Debian, for example, resolves a machine's own
@@ -193,8 +193,8 @@ class Meeting:
     def _in_time(self, function: Callable[[], Any]) -> Any:
         """Return the result of ``function``.
 
-        The function runs in a thread. Otherwise, if a program that never answers listens at the address, torch would
-        wait forever and ignore Ctrl-C.
+        The function runs in a thread. Without the thread, torch would wait forever and ignore Ctrl-C if the program at
+        the address never answers.
 
         Raises:
             RuntimeError: the deadline has passed before the end of ``function``.

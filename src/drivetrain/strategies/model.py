@@ -83,7 +83,9 @@ class Model(Shared):
         return function()
 
     def explain(self, error: BaseException) -> Exception | None:
-        """Return an exception with a better explanation, to be raised instead of ``error``, or ``None``."""
+        """Return an exception that explains ``error`` better and is raised instead, or ``None`` to raise ``error``
+        itself.
+        """
         return None
 
     def teardown(self) -> None:

@@ -43,8 +43,8 @@ class ModelAveraging:
         self.trained: set[int] = set()  # the id() of each parameter that was trained at the last average or later
 
     def attach(self, optimizers: Sequence[Optimizer]) -> None:
-        """From now on, average parameters after the steps of these optimizers. Optimizers of earlier calls are no
-        longer averaged.
+        """From now on, average parameters after the steps of these optimizers. The optimizers of an earlier call no
+        longer cause averages.
 
         Raises:
             ConfigurationError: an optimizer itself exchanges parameters between ranks.
@@ -57,7 +57,7 @@ class ModelAveraging:
                     "exchanges parameters by itself after each step. Leave out model_averaging_period, or return "
                     "a plain optimizer from configure_optimizers."
                 )
-            optimizer.param_groups[0].setdefault(_STEPS, self.state.iter)  # so a finished warm-up does not begin again
+            optimizer.param_groups[0].setdefault(_STEPS, self.state.iter)  # lets a finished warm-up stay finished
             self._hooks.append(optimizer.register_step_post_hook(self._after_step))
             self._hooks.append(optimizer.register_load_state_dict_post_hook(self._read_counts))
             self.trained.update(id(each) for each in parameters_of(optimizer) if each.requires_grad)
@@ -95,7 +95,7 @@ class ModelAveraging:
         averaging.average_parameters(iter(parameters), self.state.process_group)
         for parameter, place in zip(parameters, places, strict=True):
             place.copy_(parameter.data)
-            parameter.data = place  # the parameter keeps its own memory, not torch's view of the exchanged buffer
+            parameter.data = place  # the parameter must not become a view of the exchanged buffer
 
     def _read_counts(self, optimizer: Optimizer) -> None:
         group = optimizer.param_groups[0]

@@ -59,18 +59,20 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
 
     ``configure_model`` splits the layers, with torch's ``parallelize_module(..., self.device_mesh["tensor_parallel"],
     plan)``. For a model with a ``tp_plan``, the strategy splits the layers. Ranks of one tensor-parallel group see the
-    same samples. Then the strategy applies activation checkpointing, compiles the blocks, and shards the blocks with
-    ``fully_shard``. See docs/model_parallel.md. For sequences that are split over ranks, see docs/context_parallel.md.
+    same samples. After the split, the strategy applies activation checkpointing, compiles the blocks, and shards the
+    blocks with ``fully_shard``. See docs/model_parallel.md. For sequences that are split over ranks, see
+    docs/context_parallel.md.
 
     Args:
         data_parallel_size: the number of ranks that see different samples; with context parallelism, the number of
-            groups. "auto": the number of processes divided by the other sizes. Parameters are sharded over these ranks,
-            or over all ranks of these groups.
+            context-parallel groups. "auto": the number of processes divided by the other sizes. Parameters are sharded
+            over these ranks, or over all ranks of these groups.
         tensor_parallel_size: the number of neighbouring ranks over which each layer is split; "auto": the number of
             processes divided by the other sizes. If ``data_parallel_size`` is also "auto", the number of processes on
             one machine.
         save_distributed_checkpoint: True: checkpoints are folders, into which each process writes its parts. False:
-            checkpoints are single files, as with one process. Both forms can be read with either value.
+            checkpoints are single files, as with one process. The strategy can read both forms, whatever the value of
+            this argument.
         process_group_backend, timeout, accelerator, parallel_devices, cluster_environment, checkpoint_io,
             precision_plugin: as for :class:`ParallelStrategy`.
         context_parallel_size: the number of neighbouring ranks over which each sequence is split.
@@ -78,7 +80,8 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
             this dimension; a mapping from fields to dimensions; or a function ``(batch, part)`` that returns the batch
             with ``part(tensor, dim)`` in place of each sequence. ``None``: the module's attribute ``sequence_dims``.
         context_parallel_attention: the exchange of parts in :func:`drivetrain.strategies.context_parallel.attention`:
-            "ulysses" exchanges heads for positions; "ring" is torch's ring attention, on devices that support it.
+            "ulysses" gives each rank complete sequences for some of the heads; "ring" is torch's ring attention, which
+            some devices do not support.
         tp_plan: how layers are split. The keys are layer names, in which ``*`` matches one component. The values are
             "colwise", "rowwise" or a ``ParallelStyle`` of torch. ``None``: the plan that the model declares.
         compile: compile the forward pass of each block with ``torch.compile``. Can be a dictionary with arguments for
@@ -136,7 +139,7 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
         self.context_parallel_size, self.sequence_dims = context_parallel_size, sequence_dims
         check_arguments(type(self).__name__, context_parallel_size, sequence_dims, context_parallel_attention)
         self._attention = context_parallel_attention
-        self._context: tuple[Group, Context] | None = None  # a data group, and the context for this data group
+        self._context: tuple[Group, Context] | None = None  # a data group, and the Context created for this data group
         self._own_plan = tp_plan
         self._compile: Mapping[str, Any] | None = {} if compile is True else compile or None
         if self._compile is not None:
@@ -237,7 +240,7 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
             set_rng_state(self.context.group.broadcast(rng_state()))
 
     def on_train_start(self) -> None:
-        self._draw_alike()  # after a checkpoint of fewer ranks, each rank may have a different state
+        self._draw_alike()  # if fewer ranks saved the checkpoint, each rank may have a different state
 
     on_test_start = on_predict_start = on_train_start
 
@@ -287,7 +290,7 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
             )
         if self.sizes[0] > 1:
             super()._shard(module)
-        else:  # one data-parallel rank shards and gathers nothing
+        else:  # with one data-parallel rank, FSDP would neither shard nor gather
             self._share(module)
 
     def _split(self, module: nn.Module) -> None:
@@ -295,8 +298,8 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
         layers.
 
         Raises:
-            ConfigurationError: nothing splits layers, neither ``configure_model`` nor a plan; or ``configure_model``
-                has split layers although there is a ``tp_plan``.
+            ConfigurationError: neither ``configure_model`` nor a plan splits layers; or ``configure_model`` has split
+                layers although there is a ``tp_plan``.
         """
         _, tensor = self.sizes
         if tensor == 1:
@@ -380,7 +383,7 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
     # ---- gradients -----------------------------------------------------------------------------------------------
 
     def accumulating(self, model: nn.Module) -> Any:
-        if self.context_parallel_size > 1:  # a gradient depends on all ranks' losses: all need the same scale
+        if self.context_parallel_size > 1:  # all ranks need one scale: each gradient depends on all ranks' losses
             self.driver.exchanges_always = True
         return super().accumulating(model) if isinstance(model, fsdp.FSDPModule) else nullcontext()
 

@@ -1,9 +1,9 @@
 """Match the optimizer states of a checkpoint with the run's optimizers, by the names of parameters.
 
 torch's ``state_dict`` numbers the parameters of an optimizer in the order in which the optimizer got the parameters. If
-a later version of the code reorders a model's layers, torch would load states into wrong parameters of the same shape,
-without an error. A checkpoint therefore contains names beside the numbers, and each state is loaded by the name of its
-parameter. Names have the form that torch.distributed.checkpoint uses.
+a later version of the user's code reorders a model's layers, torch would load states into wrong parameters of the same
+shape, without an error. A checkpoint therefore contains names beside the numbers, and each state is loaded by the name
+of its parameter. Names have the form that torch.distributed.checkpoint uses.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def _keyed(state: Mapping[str, Any], keys: Mapping[Any, Any], lists: Sequence[Se
 
 
 def describe(module: nn.Module, optimizer: Optimizer) -> State:
-    """Return the class name of an optimizer and the names of its parameters. A checkpoint stores these beside the
-    optimizer's state.
+    """Return the class name of an optimizer and the names of its parameters. A checkpoint stores the class name and the
+    parameters' names beside the optimizer's state.
     """
     return {"class": _class_of(optimizer), "parameters": parameter_names(module, optimizer)}
 
@@ -121,8 +121,8 @@ def restore(strategy: Any, module: nn.Module, checkpoint: Mapping[str, Any]) -> 
 
 
 def _options(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Return the plain options of each parameter group. If a scheduler has stored the initial learning rate, this
-    replaces the learning rate.
+    """Return the plain options of each parameter group. If a scheduler has stored the initial learning rate, return the
+    initial instead of the current learning rate.
     """
     found = [
         {name: value for name, value in group.items() if isinstance(value, (int, float, tuple))}
@@ -139,9 +139,9 @@ def fitted(
 ) -> list[Any]:
     """Return the ``states`` of a checkpoint in the form that this run's optimizers can load.
 
-    If a parameter group has the same parameters in a different order, its states are renumbered in the current order.
-    If some names are not in the checkpoint, nothing is changed. Parameters may have been renamed, and only the order
-    can identify a renamed parameter.
+    If a parameter group has the same parameters in a different order, the group's states are renumbered in the current
+    order. If some names are not in the checkpoint, nothing is changed. Parameters may have been renamed, and only the
+    order can identify a renamed parameter.
 
     Args:
         module: the module that holds the optimizers' parameters.
@@ -155,7 +155,7 @@ def fitted(
             or ``saved`` is damaged.
     """
     if len(states) != len(optimizers):
-        return list(states)  # a strategy's own format, or damaged: then loading raises an error with both counts
+        return list(states)  # a strategy's own format, or a damaged state; loading reports the damage
     known = []
     for index, optimizer in enumerate(optimizers):
         with restoring(f"the description of optimizer {index} ({_class_of(optimizer)})"):

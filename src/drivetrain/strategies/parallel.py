@@ -168,7 +168,6 @@ class ParallelStrategy(Strategy):
             )
 
     def _meet(self) -> None:
-        """Create the process group."""
         environment = self.cluster_environment
         assert environment is not None
         assert self.accelerator is not None
@@ -178,7 +177,8 @@ class ParallelStrategy(Strategy):
         atexit.register(_leave_group)
 
     def leave_process_group(self) -> None:
-        # if this strategy has made no groups, the process group may be the user's, and stays
+        # if this strategy has made no groups, the user may have created the process group, so do not destroy the
+        # process group
         joined = self._groups is not None and not self._outlived
         self._groups, self._outlived = None, True
         if joined:
@@ -199,7 +199,7 @@ class ParallelStrategy(Strategy):
         if environment is not None and defined_by_user(environment, "teardown"):
             environment.teardown()  # drivetrain's own environments store nothing that would prevent another run
         if self.world_size == 1 and _GROUP[:1] == [dist.group.WORLD]:
-            _leave_group()  # a group of only this process, which processes that start later must not inherit
+            _leave_group()  # this group has one process; processes that start later must not inherit the group
 
     # ---- buffers, which depend on each rank's batches ------------------------------------------------------------
 

@@ -26,7 +26,7 @@ _HEADER = struct.Struct(f"<?{_DIGEST}s239s")
 _WORDS = struct.Struct("<2Q")  # the digest as two numbers
 _NUMBERS = 2  # how many ``numbers`` a call can send with its description
 _LONGEST_LIST = 8  # the largest number of names or ranks in a message
-_CHECKED_FIRST = 100  # by default, this many tensor collectives are checked for each group and run
+_CHECKED_FIRST = 100  # by default, a run checks this many tensor collectives for each group
 
 COMPARISON = "compare_ranks"  # the text of this call is the name of the Trainer's method, followed by digests
 
@@ -62,7 +62,7 @@ class Row:
 
 
 class Checks:
-    """Selects the calls of tensor collectives that ranks compare before the exchange: a run's first calls, all calls,
+    """Decides which calls of tensor collectives the ranks compare before the exchange: a run's first calls, all calls,
     or no calls.
 
     Each group has its own count of calls. The members of a group make the same calls, so all members check the same
@@ -90,7 +90,9 @@ class Checks:
         return self._done[name] <= _CHECKED_FIRST
 
     def restart(self, group: Any) -> None:
-        """Reset the count of calls of ``group``. After different calls, the counts of the members may differ."""
+        """Reset the count of calls of ``group``. Needed if the members have made different calls, because the members'
+        counts may then differ.
+        """
         self._done.pop(_name_of(group), None)
 
 
@@ -110,7 +112,7 @@ class Peers:
         ranks: the members' global ranks, in the group's order.
         rank: the rank of this process.
         device: the device to which a tensor is copied if the group does not support the tensor's own device.
-        checks: selects the calls of tensor collectives that are checked; ``None``: all calls.
+        checks: decides which calls of tensor collectives are checked; ``None``: all calls.
     """
 
     call: str
@@ -287,7 +289,7 @@ def _refuse(obj: Any) -> Any:
     raise _HasTensorError
 
 
-# Subclasses of Tensor are not listed, because pickle finds the storages inside these.
+# Subclasses of Tensor are not listed, because pickle finds the storages inside objects of these subclasses.
 _TENSORS = dict.fromkeys((Tensor, nn.Parameter, nn.Buffer, torch.UntypedStorage, torch.TypedStorage), _refuse)
 
 

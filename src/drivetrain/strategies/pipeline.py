@@ -44,7 +44,7 @@ from drivetrain.strategies.strategy import StrategyRegistry
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b")
 
-_SPREAD: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models with only this rank's stages, after an earlier run
+_SPREAD: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models that an earlier run has reduced to this rank's stages
 
 
 @StrategyRegistry.register("pipeline")
@@ -56,8 +56,8 @@ class PipelineStrategy(ParallelStrategy):
 
     Args:
         schedule: "gpipe": forward passes of all micro-batches, then backward passes. "1f1b": forward and backward
-            passes alternate. This takes less memory. "interleaved_1f1b": the passes alternate, and each rank holds
-            several stages.
+            passes alternate, so "1f1b" needs less memory than "gpipe". "interleaved_1f1b": the passes alternate, and
+            each rank holds several stages.
         num_microbatches: the number of parts into which each batch is split.
         stages_per_rank: the number of stages on each rank; ``None``: 2 if interleaved, otherwise 1.
         pipeline_parallel_size: the number of neighbouring ranks that form a pipeline; "auto": all ranks. Different
@@ -120,7 +120,7 @@ class PipelineStrategy(ParallelStrategy):
         # tensor. Tensors that are not listed are on all ranks.
         self._owners: dict[str, int] = {}
         self._schedules: dict[Any, Schedule] = {}
-        # A function of (loss, weight) whose result has the type of the user's loss function's results.
+        # A function of (loss, weight). Its result has the same type as a result of the user's loss function.
         self._form: Callable[[Tensor, Tensor], Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -267,9 +267,9 @@ class PipelineStrategy(ParallelStrategy):
         """Run the forward and backward passes of one batch. Gradients are sums over micro-batches.
 
         Returns:
-            Three values, on all ranks. First, a function of ``(loss, weight)`` whose result has the type of the user's
-                loss function's results. Second, the mean loss. Third, the weight of this loss: 1 if the loss function
-                returns no weights.
+            Three values, on all ranks. First, a function of ``(loss, weight)`` that returns the same type as the user's
+                loss function. Second, the mean loss. Third, the weight of this loss: 1 if the loss function returns no
+                weights.
         """
         inputs, target = split_batch(batch)
         pipeline = self.pipeline

@@ -172,8 +172,8 @@ class Schedule:
         self.count, self.has_first, self.has_last = count, 0 in own, num_stages - 1 in own
         self.user_loss, self.context, self.targets = loss, context, list[Any]()
         self.weights: list[float | Tensor] = []
-        # A function of (loss, weight) whose result has the type of the loss function's results. Set on the rank with
-        # the last stage.
+        # A function of (loss, weight) that returns the same type as the user's loss function. Set on the rank with the
+        # last stage.
         self.form: Callable[[Tensor, Tensor], Any] = plain_loss
         trained = trained or [False] * num_stages
         stages: list[Any] = [
@@ -206,7 +206,7 @@ class Schedule:
         if self.has_last:
             self.targets = [_part(target, number, self.count) for number in range(self.count)]
             self.weights, self.form = [], plain_loss
-            arguments["target"] = torch.arange(self.count)  # torch splits only tensors, here: indices of targets
+            arguments["target"] = torch.arange(self.count)  # indices of the targets, because torch splits only tensors
         self.schedule.step(*(inputs if self.has_first else ()), **arguments)
         if not self.has_last:
             return None
@@ -214,7 +214,7 @@ class Schedule:
         total = total.to(torch.promote_types(total.dtype, torch.float32))
         if self.form is plain_loss:
             return torch.stack([total, torch.ones_like(total)])
-        counted = self.weights[-self.count :]  # not the weights of earlier calls, in torch's trial run
+        counted = self.weights[-self.count :]  # leave out the weights from torch's trial run
         weights = [torch.as_tensor(each, dtype=total.dtype, device=total.device) for each in counted]
         return torch.stack([total, torch.stack(weights).sum()])
 

@@ -119,7 +119,8 @@ def save(
 def write(
     strategy: Strategy, part: Mapping[str, Any], path: str | Path, storage_options: Any = None
 ) -> tuple[str | Path, Entry, list[Entry]]:
-    """Write the parts beside the checkpoint that rank 0 will write. Every rank must call this function.
+    """Write the parts to files beside the checkpoint. Rank 0 writes the checkpoint itself later. Every rank must call
+    this function.
 
     Args:
         strategy: the ``checkpoint_io`` of this strategy writes the files.
@@ -159,7 +160,7 @@ def write(
 def _collected(strategy: Strategy, path: str | Path, number: str, own: Entry, writers: Sequence[int]) -> list[Entry]:
     """Return on rank 0 the entries of all files."""
     world, store = strategy.world, strategy.world.store
-    if store is None:  # also the case in the launching process after the job
+    if store is None:  # the launching process also has no store after the job
         return [entry for entry in world.gather_objects(own) if entry]
     if strategy.global_rank not in (0, *writers):
         return []
@@ -228,9 +229,9 @@ def commit(strategy: Strategy, path: str | Path, entries: Sequence[Entry], own: 
 
     On rank 0, ``entries`` has the entries of all rank files; ``own`` is the entry of this rank's file.
 
-    Rank 0 removes all earlier files that are visible to rank 0. The other ranks begin their next save only after that,
-    so rank 0 cannot remove a new file. Each other rank removes its own previous file, because rank 0 does not see files
-    on another machine's disk or in a remote store.
+    Rank 0 removes all earlier files that are visible to rank 0. The other ranks begin their next save only after this
+    removal, so rank 0 cannot remove a new file. Each other rank removes its own previous file, because rank 0 does not
+    see files on another machine's disk or in a remote store.
     """
     if strategy.is_global_zero:
         remove_others(strategy.checkpoint_io, path, {each["name"] for each in entries})
@@ -260,7 +261,7 @@ def is_listed(store: CheckpointIO, path: str | Path, own: Entry, listed: str) ->
     try:
         if not store.exists(path):
             return False
-        is_mapped = reads_files(store) and _is_local(path)  # a mapped file is read without its tensors
+        is_mapped = reads_files(store) and _is_local(path)  # mapping a file avoids reading the tensors
         main = entries_of(path) if is_mapped else store.load_checkpoint(path)
         return any(each["name"] == own["name"] for each in main.get(listed, ()))
     except Exception:
@@ -281,7 +282,7 @@ def copy(store: CheckpointIO, source: str, path: str, link: bool = False, replac
     :meth:`CheckpointIO.copy`.
     """
     if not store.is_durable(source):
-        if (background := background_of(store)) is None:  # a save with rank files would have waited
+        if (background := background_of(store)) is None:  # no rank files: a save with rank files would have waited
             return store.copy(source, path, link=link, replaces=replaces)
         if not replaces and store.exists(path):
             return False
@@ -388,7 +389,7 @@ def checked(listed: Entry, path: str | Path) -> str:
         return file
     if not os.path.exists(file):
         raise CheckpointError(f"{file} is missing")
-    if "crc32" in listed:  # the entry has no size if a remote store has written the file
+    if "crc32" in listed:  # if a remote store has written the file, the entry has neither size nor crc32
         size, checksum = files.measured(file)
         if size != entry(listed, "size", count):
             raise CheckpointError(f"{file} has {size} bytes, and {listed['size']} were written")
@@ -398,8 +399,8 @@ def checked(listed: Entry, path: str | Path) -> str:
 
 
 def of_other_ranks(strategy: Strategy, saved_by: int) -> str:
-    """Return a log line: the parts of the ranks cannot be restored, because a different number of processes
-    (``saved_by``) has saved these parts.
+    """Return a log line that explains why the ranks' parts cannot be restored: a different number of processes
+    (``saved_by``) has saved the parts.
     """
     return (
         f"The checkpoint was saved by {saved_by} processes, and there are {strategy.world_size}: what "

@@ -1,4 +1,4 @@
-"""Ranks: this process's rank and device, and the groups of processes with which it communicates."""
+"""Ranks: this process's rank and device, and the groups of processes with which this process communicates."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Ranks(Shared, ABC):
     world_size: int = 1
     parallel_devices: Sequence[torch.device] = ()
 
-    _groups: tuple[Group, Group, Group] | None = None  # world, data, and the world without a subclass's overrides
+    _groups: tuple[Group, Group, Group] | None = None  # world, data, and world without the overrides of a subclass
 
     @property
     @abstractmethod
@@ -49,7 +49,7 @@ class Ranks(Shared, ABC):
             self.precision_plugin.device_type = self.accelerator.autocast_device_type
 
     def leave_process_group(self) -> None:
-        """Leave the job. After this call, this process does not communicate.
+        """Leave the job. End this process's communication with other processes.
 
         Also called in the launching process, which is no rank, after all ranks have ended.
         """

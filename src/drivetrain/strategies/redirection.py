@@ -17,11 +17,11 @@ def redirected(
     calls the wrapper. When the wrapper calls the module's ``forward``, ``method`` runs instead. Inside ``method``,
     ``self(x)`` runs the real ``forward``. The real ``forward`` is also restored after an exception.
 
-    This does not work for a wrapper that runs copies of the module. The class of such a wrapper defines
-    ``runs(method)``, and the result of ``runs`` is returned.
+    A wrapper that runs copies of the module cannot be used in this way. The class of such a wrapper defines
+    ``runs(method)``, and this function returns the result of ``runs``.
 
-    A module that a strategy has changed in place, such as with FSDP2, is its own wrapper. Pass ``always=True`` so that
-    the returned function calls the module's ``__call__``.
+    If a strategy has changed the module in place, as FSDP2 does, ``wrapped`` is the module itself. In this case pass
+    ``always=True``, so that the returned function calls the module's ``__call__``.
     """
     if wrapped is module and not always:
         return method

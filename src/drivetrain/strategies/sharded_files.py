@@ -284,7 +284,7 @@ def parts_of_rank(names: TensorNames, is_first: bool) -> list[sharded.Part]:
             continue
         spread: Any = tensor
         if boxes := _boxes(rank, spread.device_mesh, spread.placements, whole):
-            with torch.no_grad():  # with gradients, torch would make a new tensor
+            with torch.no_grad():  # with gradients enabled, ``to_local`` would return a new tensor
                 shard = spread.to_local()
             for offsets, inside in boxes:
                 part = shard[inside]

@@ -61,7 +61,7 @@ def _norm_over(over: Any, shards: list[Tensor], norm_type: float) -> Tensor:
     if over is None:
         return norm
     mesh, dimensions = over
-    norm = norm.to(mesh.device_type)  # the mesh may not support exchanges of host memory, where offloaded shards are
+    norm = norm.to(mesh.device_type)  # offloaded shards are in host memory, which some meshes cannot exchange
     for dimension in dimensions:
         if mesh.size(dimension) > 1:
             norm = _reduced(norm, mesh.get_group(dimension), norm_type)

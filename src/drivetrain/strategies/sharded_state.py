@@ -22,9 +22,9 @@ resume from the checkpoints::
 
 [Note: torch's own functions] ``torch.distributed.checkpoint.state_dict`` also has functions for these conversions, but
 torch's functions do not restore all states exactly. ``get_optimizer_state_dict`` steps an optimizer that has no state
-yet, so Adam counts a step that never happened. This function also drops the state of currently frozen parameters
-(pytorch#192202), and does not support LBFGS. ``set_model_state_dict`` accepts a state with missing names even with
-``strict=True``. The names that ``strategies/optimizer_states.py`` uses are those of torch's functions.
+yet, so Adam counts a step that never happened. ``get_optimizer_state_dict`` also drops the state of currently frozen
+parameters (pytorch#192202), and does not support LBFGS. ``set_model_state_dict`` accepts a state with missing names
+even with ``strict=True``. ``strategies/optimizer_states.py`` uses the same names as torch's functions.
 """
 
 from __future__ import annotations
@@ -103,7 +103,9 @@ def whole_model_state(module: nn.Module) -> State:
 
 
 def sharded_model_state(module: nn.Module) -> State:
-    """Return ``module.state_dict()`` with the shards of this rank. The names are those of :func:`whole_model_state`."""
+    """Return ``module.state_dict()`` with the shards of this rank. The names do not contain prefixes of wrappers such
+    as torch.compile.
+    """
     return {plain_name(name): value for name, value in module.state_dict().items()}
 
 
@@ -295,7 +297,9 @@ def boxes_of(tensor: Any) -> list[Box]:
 
 
 def boxes_in(mesh: Any, placements: Sequence[Any], shape: Sequence[int]) -> list[Box]:
-    """Return the result of :func:`boxes_of` for a tensor of ``shape`` that is spread over ``mesh``."""
+    """Return the boxes (see :func:`boxes_of`) of this rank's shard of a tensor of ``shape`` that is spread over
+    ``mesh``.
+    """
     axes = []
     for dimension, extent in enumerate(shape):
         along = [

@@ -36,9 +36,9 @@ with on_first_use:
 class Step(Shared):
     """The methods of a step. An override can call the default implementation with ``super()``.
 
-    Ranks must exchange gradients during the backward pass or directly afterwards. Only then are gradients unscaled,
-    weighted and clipped. A strategy with its own exchange exchanges gradients in :meth:`backward`, but not while the
-    context :meth:`accumulating` is active.
+    Ranks must exchange gradients during the backward pass or directly afterwards. Gradients are unscaled, weighted and
+    clipped after this exchange. A strategy with its own exchange exchanges gradients in :meth:`backward`, but not while
+    the context :meth:`accumulating` is active.
 
     Attributes:
         driver: the functions of the running loop that the strategy calls, and a flag for the loop.
@@ -118,8 +118,8 @@ class Step(Shared):
         return {name: sharded.local_shard(gradient) for name, gradient in named if gradient is not None}
 
     def load_open_gradients(self, gradients: Mapping[str, Tensor]) -> None:
-        """Restore a result of :meth:`open_gradients`. The gradients may also be complete; this rank then keeps its
-        shards.
+        """Restore a result of :meth:`open_gradients`. The gradients may also be complete; this rank then keeps only its
+        shards of the gradients.
 
         Raises:
             WrongForm: the shape of a gradient is neither that of the parameter nor that of this rank's shard.

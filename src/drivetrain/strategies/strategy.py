@@ -24,6 +24,9 @@ from drivetrain.strategies.ranks import Ranks
 from drivetrain.strategies.step import Step
 from drivetrain.strategies.step_parts import Driver
 
+Plugin = Precision | CheckpointIO | ClusterEnvironment | LayerSync | str
+"""An object in ``Trainer(plugins=...)``, or its name."""
+
 
 @dataclass
 class OwnParts:
@@ -51,7 +54,8 @@ class Strategy(Ranks, Model, Familiar):
     also defines the set-up of the model and the ranks. The Trainer or the Engine sets the parts whose constructor
     arguments are ``None``.
 
-    Subclasses are for experts: this contract may change in a minor version. The changelog lists such changes.
+    Subclasses are for experts: this contract may change in a minor version. The changelog lists changes of the
+    contract.
 
     Attributes:
         own_parts: the parts passed to the constructor.
@@ -59,8 +63,8 @@ class Strategy(Ranks, Model, Familiar):
     """
 
     contract_version: ClassVar[int] = 1
-    """The version of this contract. A subclass can set the version for which the subclass was written. If this is not
-    the current version, an error is raised.
+    """The version of this contract. A subclass can set the version for which the subclass was written. A version other
+    than the current version causes an error.
     """
 
     facts: Facts = Facts()

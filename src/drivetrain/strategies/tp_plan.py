@@ -107,7 +107,7 @@ def _style(given: Any, pattern: str) -> Any:
         "rowwise_split_input": rowwise(input_layouts=whole),
         "embedding_rowwise": rowwise(input_layouts=whole),
         "sequence_parallel": sequence(),
-        # a norm for each head, when each rank has some of the heads
+        # a norm within each head: each rank computes the norms of the rank's own heads
         "replicated_with_grad_allreduce": sequence(sequence_dim=-2, use_local_output=True),
     }
     if not isinstance(given, str) or given not in known:

@@ -3,7 +3,7 @@
 A failing rank announces its failure in the store. A rank that waits for the failed rank, in an exchange or a save,
 reads the announcement and raises an error. The process of the failed rank may still run at this time. A rank that waits
 in an exchange of a fit also asks the other ranks for the number of batches that they have begun. A rank that has begun
-a later batch has skipped the exchange. A thread of each rank answers such questions (loops/stop.py).
+a later batch has skipped the exchange. A thread of each rank answers these questions (loops/stop.py).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def number_run() -> int:
     ranks.
     """
     store = store_of_job()
-    # counted in the store: a process may have been in other jobs
+    # the store counts the runs of this job, because this process may have been in other jobs
     if store is not None and not _Here.run:
         _Here.run = store.add(f"{_RUNS} {dist.get_rank()}", 1)
     return _Here.run
@@ -196,8 +196,8 @@ def _abandon(work: Any, group: Any) -> None:
     """Leave an exchange that other ranks may never join.
 
     torch destroys a process group only after the group's exchanges have ended. If Python freed the exchange or the
-    group at exit, this process could therefore not end. Additional references keep both in memory. The connections of
-    the group close when the process ends.
+    group at exit, this process could therefore not end. Additional references keep the exchange and the group in
+    memory. The connections of the group close when the process ends.
     """
     for each in (work, dist.group.WORLD if group is None else group):
         _ABANDONED.append(each)

@@ -37,9 +37,9 @@ from drivetrain.strategies.strategy import Strategy, StrategyRegistry
 class XLAGroup(Group):
     """All replicas of a job that ``xmp.spawn`` has started; a job may have a single replica.
 
-    Tensors are exchanged on the device, as recorded operations. Objects are exchanged as pickled bytes; the host waits
-    for the device in such an exchange. A replica unpickles only objects that another replica of the same job has
-    pickled.
+    Tensors are exchanged on the device, as recorded operations. Objects are exchanged as pickled bytes. During an
+    exchange of objects, the host waits for the device. A replica unpickles only objects that another replica of the
+    same job has pickled.
 
     Args:
         device: the device of this replica.
@@ -335,9 +335,9 @@ def on_device(loader: Any, device: torch.device) -> Any:
     unchanged.
 
     The result has some attributes of ``loader``, such as the sampler and the batch size. Before the loader yields a
-    batch, the device executes the operations that torch_xla has recorded. With workers, torch_xla's threads upload
-    batches ahead. Without workers, a batch is fetched only when the loop requests the batch, because fetching may draw
-    random numbers in this process.
+    batch, the device executes the operations that torch_xla has recorded. If the loader has workers, torch_xla's
+    threads upload batches in advance. Without workers, a batch is fetched only when the loop requests the batch,
+    because fetching may draw random numbers in this process.
     """
     kind = _device_loader()
     if isinstance(loader, kind.__mro__[1]):

@@ -121,7 +121,7 @@ class XLASPMDStrategy(XLAExecution):
             self._shard_state(optimizer)
 
     def _shard_state(self, optimizer: Optimizer) -> None:
-        """Shard the state of each parameter like the parameter."""
+        """Shard the optimizer's state of each parameter in the same way as the parameter."""
         if self.sharding == "full":
             for parameter, state in optimizer.state.items():
                 for value in state.values():

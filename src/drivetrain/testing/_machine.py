@@ -1,5 +1,5 @@
-"""Simulate devices: decide on which device the results of an operation are, whether the operation may mix its operands,
-and whether the host waits.
+"""Simulate devices: decide on which device the results of an operation are, whether the operation accepts operands on
+different devices, and whether the host waits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from drivetrain.testing.record import Move, Record, Step, Sync
 # operations that copy between devices
 _COPIES = frozenset({"copy_", "_foreach_copy_", "fill_"})
 _INDEXING = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"})
-# operations that read no values, and whose operands may be on different devices
+# operations that read no values, and whose operands can be on different devices
 _ANY_MIX = frozenset({"is_same_size", "_has_same_storage_numel", "is_set_to", "set_"})
 _NO_HOST_NUMBERS = frozenset({
     "cat", "stack", "embedding", "index_select", "gather", "scatter", "scatter_", "scatter_add", "scatter_add_",
@@ -129,7 +129,7 @@ class Machine:
         self.record.moves.append(Move(step, line, through, source, target, size, blocking, pinned))
         if blocking and (source is None or target is None):
             device = source if source is not None else target
-            assert device is not None  # source and target are not both the host
+            assert device is not None  # the source, the target or both are devices
             self.note_sync(device, what)
 
     def note_sync(self, device: int, what: str | None = None) -> None:
@@ -262,7 +262,7 @@ class Machine:
         return result
 
     def _copy_over(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operation that writes values into tensors. The values may be on another device than the tensors."""
+        """Run an operation that writes values into tensors. The values and the tensors can be on different devices."""
         into, values = args[0], args[1]
         blocking = not (kwargs.get("non_blocking") or (len(args) > 2 and args[2]))
         number = bool(self.calls) and self.calls[-1].name == "__setitem__" and not tensors_in(self.calls[-1].args[2:])

@@ -1,5 +1,5 @@
-"""The two torch modes of the simulation. One sees the calls from Python into torch. The other sees all operations,
-including those of the backward pass.
+"""The two torch modes of the simulation. The first mode sees the calls from Python into torch. The second mode sees all
+operations, also the operations of the backward pass.
 """
 
 from __future__ import annotations
@@ -98,7 +98,9 @@ def _get_device(machine: Machine, func: Any, args: Any, kwargs: dict[str, Any]) 
 
 
 def _empty(machine: Machine, func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
-    """Handle ``torch.empty``. Pinned memory is simulated, because torch cannot allocate it without an accelerator."""
+    """Handle ``torch.empty``. Pinned memory is simulated, because torch cannot allocate pinned memory without an
+    accelerator.
+    """
     pins = kwargs.get("pin_memory", False)
     made: Tensor = func(*args, **{**kwargs, "pin_memory": False} if pins else kwargs)
     return machine.places.pin(made) if pins else made

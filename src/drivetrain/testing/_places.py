@@ -35,7 +35,7 @@ def device_at(place: Place) -> torch.device:
 class _Held:
     place: int
     bytes: int
-    storage: weakref.ref[Any]  # its callback runs when the storage is freed
+    storage: weakref.ref[Any]  # the weak reference has a callback for the end of the storage
 
 
 class Places:

@@ -47,7 +47,7 @@ class Ranks:
 
         Raises:
             AssertionError: the test failed on a rank, a process died, or the test took too long.
-            Skipped: the lowest rank has skipped the test. This is pytest's exception.
+            Skipped: the lowest rank has skipped the test. ``Skipped`` is an exception of pytest.
         """
         if self._size == 1:
             instance = self._suite()

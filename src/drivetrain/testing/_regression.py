@@ -97,7 +97,7 @@ class Saves(Callback):
 
 
 def weighted(output: Tensor, y: Tensor, tokens: Tensor) -> WeightedLoss:
-    """Return the mean loss over tokens. Its weight is the number of tokens."""
+    """Return the mean loss over tokens, with the number of tokens as the loss's weight."""
     each = F.mse_loss(output, y, reduction="none").squeeze(1)
     return WeightedLoss((each * tokens).sum() / tokens.sum(), int(tokens.sum()))
 
@@ -148,8 +148,8 @@ def plain_loop(
 
 
 def stepped(module: Small, gradients: list[dict[str, Any]], clip: tuple[str, float] | None) -> dict[str, Any]:
-    """Make an optimizer step with each of these gradients after clipping it. Return the final weights and optimizer
-    state of ``module``.
+    """For each item of ``gradients``, clip the gradients and make an optimizer step. Return the final weights and
+    optimizer state of ``module``.
     """
     optimizer = module.configure_optimizers()
     for each in gradients:

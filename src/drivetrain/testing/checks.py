@@ -1,7 +1,8 @@
 """Run conformance kits. A kit is the list of checks for one kind of part, such as strategies or loggers.
 
-A check is a function whose argument is a :class:`Part`. The first paragraph of its docstring says what must be true. If
-this is not true, the check raises an exception. A check that does not apply to the part raises :class:`Skipped`.
+A check is a function whose argument is a :class:`Part`. The first paragraph of the check's docstring says what must be
+true of the part. If the part violates this rule, the check raises an exception. A check that does not apply to the part
+raises :class:`Skipped`.
 """
 
 from __future__ import annotations
@@ -75,11 +76,12 @@ class Part:
 
     Attributes:
         kind: one of :data:`REGISTRIES`.
-        path: a registered name, ``"package.module:Class"`` or ``"file.py:Class"``. A function that creates the part can
-            replace the class.
+        path: a registered name, ``"package.module:Class"`` or ``"file.py:Class"``. Instead of the class, the path can
+            name a function that creates the part.
         arguments: keyword arguments of the class.
         settings: settings of the kit.
-        factory: the class or function, if it was passed as an object. Otherwise ``None``, and ``path`` names it.
+        factory: the class or function, if the caller has passed an object. ``None`` if the caller has passed only
+            ``path``.
         folder: an empty folder for one check.
         memory: results that later checks of the run can use.
     """
@@ -114,8 +116,8 @@ class Part:
         """Return a new object of the part's class.
 
         Args:
-            more: arguments that the kit adds. An argument is left out if the class does not have it or the user has set
-                it.
+            more: arguments that the kit adds. An argument is left out if the class has no such argument, or if the user
+                has set the argument.
         """
         cls, registered = self.found
         given = {**registered, **self.arguments}
@@ -211,7 +213,7 @@ def _run(name: str, check: Check, part: Part) -> Outcome:
         result, seen = "skipped", str(why)
     except ModuleNotFoundError as error:
         raise CannotTryError(f"The {part.kind} {part.path!r} cannot be used here: {error}") from error
-    except BaseException as error:  # a part may also raise SystemExit
+    except BaseException as error:  # a part can also raise SystemExit
         result, seen = "fails", _seen(error)
     return Outcome(name, _sentence(check), result, seen, time.monotonic() - begin)
 

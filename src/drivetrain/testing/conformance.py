@@ -43,7 +43,7 @@ _NONSENSE: tuple[Any, ...] = ("x", "0;1", "1.5", 1.5, -7, 0, [], None, True, "10
 
 
 class AcceleratorConformance:
-    """The tests. To run them, define a subclass that sets ``accelerator`` and whose name begins with ``Test``.
+    """The test suite: define a subclass that sets ``accelerator`` and whose name begins with ``Test``.
 
     Attributes:
         accelerator: the class to test. Its constructor must work without arguments.
@@ -99,8 +99,8 @@ class AcceleratorConformance:
         assert count >= 1
 
     def test_device_numbers_are_parsed(self) -> None:
-        """``devices=1`` and ``"1"`` select the first device, and ``"auto"`` begins with it. A value that selects no
-        device raises a ConfigurationError.
+        """``devices=1`` and ``"1"`` select the first device, and ``"auto"`` selects devices from the first device on. A
+        value that selects no device raises a ConfigurationError.
         """
         for devices in (1, "1"):
             assert list(self.plan_of(devices).devices) == [self.accelerator.get_parallel_devices([0])[0]]
@@ -219,7 +219,7 @@ class AcceleratorConformance:
 
     def test_memory_is_counted(self) -> None:
         """The allocated bytes rise when a tensor is created and fall when the tensor is freed, and the peak does not
-        fall. An accelerator may return ``None`` for both.
+        fall. An accelerator without these numbers returns ``None``.
         """
         accelerator, device = self.accelerator(), self.device
         if accelerator.memory_allocated(device) is None:
@@ -346,8 +346,8 @@ def fit(
     batch_size: int = 8,
     **arguments: Any,
 ) -> Small:
-    """Train a small regression, save it in ``folder``, and return it. The data and the initial weights are always the
-    same.
+    """Train a small regression, save a checkpoint in ``folder``, and return the module. The data and the initial
+    weights are always the same.
     """
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(64, 4, generator=generator)

@@ -46,7 +46,7 @@ class Move(Event):
 
 @dataclass(frozen=True)
 class Sync(Event):
-    """The host had to wait for a device, because it read a value, or because a copy was made without ``non_blocking``.
+    """The host had to wait for a device, because the host read a value, or copied without ``non_blocking``.
 
     Attributes:
         what: the name of the called function, such as "item".

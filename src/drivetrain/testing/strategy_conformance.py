@@ -83,7 +83,7 @@ def needs_every_rank(row: Callable[[Any, Path], None]) -> Any:
 
 @runs_on_every_rank
 class StrategyConformance:
-    """The tests. To run them, define a subclass that sets ``strategy`` and whose name begins with ``Test``.
+    """The test suite: define a subclass that sets ``strategy`` and whose name begins with ``Test``.
 
     Attributes:
         strategy: the strategy's class, or a function without arguments that returns a strategy.
@@ -186,11 +186,11 @@ class StrategyConformance:
         self.compare(found, self.plain_loop(accumulate=4, kind="weighted"))
 
     def test_the_length_of_a_window_does_not_matter(self, folder: Path) -> None:
-        """With weighted losses, a step over two batches has the gradient of a step over these batches and their copies.
+        """With weighted losses, a step over two batches has the gradient of a step over four batches: each batch twice.
 
-        This fails if a strategy adds a residual of earlier steps, and the residual's unit depends on the number of
-        batches. ``tolerance`` is not used, because even a lossy exchange rounds the two gradients in the same way, up
-        to an exact factor of 2.
+        The test fails if a strategy adds a residual of earlier steps whose unit depends on the number of batches.
+        ``tolerance`` is not used, because even a lossy exchange rounds the two gradients in the same way, up to an
+        exact factor of 2.
         """
         gradients = []
         for order in ([0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 4, 5, 5]):
@@ -227,8 +227,8 @@ class StrategyConformance:
         self.check_stepped(self.fit(Small(), trainer), trainer.strategy)
 
     def check_stepped(self, found: dict[str, Any], strategy: Strategy) -> None:
-        """Check that all ranks have these gradients, and that steps with the gradients, clipped to 0.05, give the
-        weights.
+        """Check that the recorded gradients are equal on all ranks. Check that optimizer steps with these gradients,
+        clipped to the norm 0.05, give the trained weights.
         """
         for gradients in strategy.world.gather_objects(found["gradients"]):
             torch.testing.assert_close(gradients, found["gradients"], msg=lambda text: f"{_LATE} {text}")
@@ -471,7 +471,9 @@ def everyones_mean(strategy: Strategy, losses: list[Tensor], replicas: int = 1) 
 
 
 def passing_on(strategy: Strategy, verbs: list[str], called: set[str]) -> Strategy:
-    """Change the class of ``strategy`` to a subclass. Its methods ``verbs`` record their calls and call ``super()``."""
+    """Change the class of ``strategy`` to a subclass. The subclass overrides the methods ``verbs``. Each of these
+    methods adds its name to ``called``, and calls ``super()``.
+    """
     own = type(strategy)
 
     def override(name: str) -> Any:
@@ -487,7 +489,7 @@ def passing_on(strategy: Strategy, verbs: list[str], called: set[str]) -> Strate
 
 
 def hooked(hook: str) -> Small:
-    """Return a module that overrides ``hook`` and records its calls."""
+    """Return a module that overrides ``hook`` and records the hook's calls."""
 
     def override(self: Any, *args: Any, **kwargs: Any) -> Any:
         self.called.add(hook)

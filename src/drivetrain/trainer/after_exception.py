@@ -55,8 +55,8 @@ def save_after_exception(trainer: Any, path: str, weights_only: bool = False) ->
 
 
 def _save_replica(trainer: Any, path: str, weights_only: bool) -> str:
-    """Save the checkpoint ``path`` as a file; each other rank writes its part to a file beside ``path``. Return the
-    name of a missing file, or "".
+    """Save the checkpoint ``path`` as a file; each other rank writes its part to a file beside ``path``. Return "" if
+    no file is missing; otherwise the name of a missing file.
     """
     strategy, store = trainer.strategy, trainer.strategy.checkpoint_io
     state = dump(trainer, weights_only)

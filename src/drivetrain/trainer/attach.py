@@ -34,7 +34,7 @@ from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.data.combined import arranged
 from drivetrain.errors import ConfigurationError, RunError, SignatureError, WrongTypeError, closest, described
 from drivetrain.loops import step_checks
-from drivetrain.loops.loaders import LOADER_HOOKS, Loaders
+from drivetrain.loops.loaders import Loaders
 from drivetrain.loops.progress import TrainerFn
 from drivetrain.module.datamodule import LightningDataModule
 from drivetrain.module.module import LightningModule
@@ -86,8 +86,8 @@ def _checked_callbacks(given: Any, start: str) -> list[Callback]:
 
 
 def _cure(value: Any, package: str, cure: str) -> str:
-    """Return the cure for an error message. If ``value`` is a class or a class's name, the cure is an instance of the
-    class; otherwise the cure is ``cure``.
+    """Return the advice at the end of an error message. If ``value`` is a class or the name of a class, the advice is
+    to write an instance of this class. Otherwise the advice is ``cure``.
     """
     if isinstance(value, type):
         return f"Write {value.__name__}(...)."
@@ -126,8 +126,8 @@ def ordered(callbacks: Iterable[Callback]) -> list[Callback]:
 
 
 def with_module_callbacks(callbacks: Sequence[Callback], module: LightningModule) -> list[Callback]:
-    """Add the callbacks that the module configures to ``callbacks``. A callback of the module replaces all callbacks of
-    an equal class.
+    """Add the callbacks that the module configures to ``callbacks``. If a callback in ``callbacks`` has the class of
+    one of the module's callbacks, only the module's callback is kept.
     """
     own = _checked_callbacks(
         module.configure_callbacks() or [], f"{type(module).__name__}.configure_callbacks returned"
@@ -223,8 +223,8 @@ def check_module(module: LightningModule, fn: TrainerFn, settings: Settings, str
     """Check that ``module`` has the methods that ``fn`` needs; called before a run creates anything.
 
     Raises:
-        ConfigurationError: the module lacks a step or its optimizers, a step cannot be called, or the module uses
-            manual optimization with an argument of the Trainer that needs automatic optimization.
+        ConfigurationError: the module lacks a step or its optimizers, or a step cannot be called. Also raised if the
+            module uses manual optimization, and an argument of the Trainer needs automatic optimization.
     """
     name = type(module).__name__
     if "_book" not in module.__dict__:
@@ -269,7 +269,9 @@ def former_hooks(of_callbacks: bool) -> Mapping[str, str]:
 
 
 def _check_step(name: str, method: str, step: Any, further: Container[str]) -> None:
-    """Check that ``step`` accepts the loop's arguments. Other required parameters must be in ``further``."""
+    """Check that ``step`` accepts the loop's arguments. All further required parameters of ``step`` must be in
+    ``further``.
+    """
     index = "" if method == "training_step" else ", dataloader_idx=0"
     cure = f"Write def {method}(self, batch, batch_idx{index})."
     if not callable(step):
@@ -304,7 +306,7 @@ def check_hooks(parties: Iterable[Any], called: frozenset[str] = frozenset()) ->
     """
     for party in parties:
         base = next((b for b in (LightningModule, LightningDataModule, Callback) if isinstance(party, b)), None)
-        # The check takes time. Tests check drivetrain's own classes instead.
+        # To save time, a run does not check drivetrain's own classes. Tests check these classes.
         if base is None or type(party).__module__.startswith("drivetrain."):
             continue
         name = type(party).__name__
@@ -312,7 +314,7 @@ def check_hooks(parties: Iterable[Any], called: frozenset[str] = frozenset()) ->
         if base is LightningModule:
             hooks -= set(dir(torch.nn.Module))
         for hook in sorted(hooks):
-            own = getattr(type(party), hook)  # from the class, because a property can raise before the run
+            own = getattr(type(party), hook)  # the read of an object's property could raise an error here
             if _CALLED_BY_THE_LOOPS.fullmatch(hook) and (isinstance(own, property) or overrides(party, hook, base)):
                 _check_hook(name, hook, own if isinstance(own, property) else getattr(party, hook), getattr(base, hook))
         if base is Callback:
@@ -351,8 +353,8 @@ _CALLED_BY_THE_LOOPS = re.compile(
     r"on_\w+|configure_\w+|optimizer_\w+|\w+_dataloader|prepare_data|setup|teardown|transfer_batch_to_device|backward|"
     r"lr_scheduler_step|state_dict|load_state_dict"
 )
-"""The hooks that :func:`check_hooks` checks. Other methods are called by user code, except steps, which
-:func:`_check_step` checks.
+"""The hooks that :func:`check_hooks` checks. The other public methods are steps, which :func:`_check_step` checks, and
+methods that only user code calls.
 """
 
 
@@ -400,7 +402,7 @@ def log_hyperparameters(trainer: Trainer) -> None:
 def _same(one: Any, other: Any) -> bool:
     try:
         return bool(one == other)
-    except (ValueError, RuntimeError):  # a comparison of arrays has no truth value
+    except (ValueError, RuntimeError):  # for two arrays, == returns an array, which has no truth value
         return one is other
 
 
@@ -412,11 +414,7 @@ def check_loaders(module: LightningModule, loaders: Loaders, fn: TrainerFn, vali
         ConfigurationError: the loader for ``fn`` itself is missing.
     """
     if not loaders.available(fn.value):
-        hook = LOADER_HOOKS[fn.value]
-        raise ConfigurationError(
-            f"trainer.{fn.value} has no loader. Pass one, or define {hook} on {type(module).__name__} "
-            "or a datamodule. [DT1019]"
-        )
+        raise loaders.missing(fn.value)
     if fn is not TrainerFn.FITTING or not validates:
         return
     has_step = overrides(module, "validation_step", LightningModule)

@@ -33,13 +33,7 @@ from drivetrain.loops.progress import TrainerStatus
 from drivetrain.loops.restart import capture
 from drivetrain.loops.restart_checks import check_progress, check_restart
 from drivetrain.loops.window import Window
-from drivetrain.module.loading import (
-    HYPERPARAMETERS,
-    PARTS_WITHOUT_REFERENCES,
-    decode_parts,
-    encode_hparams,
-    raw_hparams,
-)
+from drivetrain.module import loading
 from drivetrain.strategies import optimizer_states
 from drivetrain.trainer import last, other_ranks, rank_parts, resume_line, telling, weights
 
@@ -70,9 +64,9 @@ def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, fitting: bool) 
     Args:
         trainer: the Trainer; its callbacks know the files for "best" and "last".
         ckpt_path: a path; "best"; "last": the newest complete checkpoint of this program, see last.py; "hpc": the
-            ``hpc_ckpt_<n>.ckpt`` in ``default_root_dir`` with the highest number; ``None``: no checkpoint. But a fit in
-            a requeued job resumes from the "hpc" file of this job. With the environment variable
-            ``DRIVETRAIN_RESUME=auto``, ``None`` means "last" in a fit.
+            ``hpc_ckpt_<n>.ckpt`` in ``default_root_dir`` with the highest number; ``None``: no checkpoint. There are
+            two exceptions for a fit with ``None``. In a requeued job, the fit resumes from the "hpc" file of this job.
+            With the environment variable ``DRIVETRAIN_RESUME=auto``, ``None`` means "last".
         fitting: whether the entry point is ``fit``. If there is no file for "last", a fit starts from the beginning;
             any other entry point raises.
 
@@ -132,12 +126,8 @@ def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, fitting: bool) 
 
 def numbered(folder: str | Path, store: CheckpointIO) -> dict[int, str]:
     """Return the checkpoints in ``folder`` that requeued jobs have saved, by number."""
-    found = {}
-    for path in store.find(folder, "hpc_ckpt_*.ckpt"):
-        number = PurePath(path).stem.removeprefix("hpc_ckpt_")
-        if number.isdecimal():
-            found[int(number)] = path
-    return found
+    named = {PurePath(path).stem.removeprefix("hpc_ckpt_"): path for path in store.find(folder, "hpc_ckpt_*.ckpt")}
+    return {int(number): path for number, path in named.items() if number.isdecimal()}
 
 
 def dump(trainer: Trainer, weights_only: bool = False, allow_pickle: bool = False) -> dict[str, Any]:
@@ -200,8 +190,8 @@ def dump(trainer: Trainer, weights_only: bool = False, allow_pickle: bool = Fals
     if datamodule is not None:
         if state := datamodule.state_dict():
             checkpoint[type(datamodule).__qualname__] = state
-        checkpoint.update(raw_hparams(datamodule, prefix="datamodule_"))
-    checkpoint.update(raw_hparams(trainer.lightning_module))
+        checkpoint.update(loading.raw_hparams(datamodule, prefix="datamodule_"))
+    checkpoint.update(loading.raw_hparams(trainer.lightning_module))
     if not weights_only:
         trainer.hooks.call_callbacks("on_save_checkpoint", checkpoint)
     trainer.hooks.call_method("on_save_checkpoint", checkpoint)
@@ -235,7 +225,7 @@ def _loop_state(trainer: Trainer, checkpoint: dict[str, Any]) -> dict[str, Any]:
     optimizer step, and set the counters and buffers in ``checkpoint`` back to this state.
     """
     run = trainer.current_run
-    if run is None and (ranks := trainer.ranks_of_job):  # the last job has returned the ranks' states
+    if run is None and (ranks := trainer.ranks_of_job):  # the last job's processes have returned their states
         return {"loops": {"drivetrain": ranks[0]["loops"]}, "ranks": ranks, "rng": ranks[0]["rng"]}
     if run is None or trainer.progress.fn != "fit":
         loops = {"drivetrain": {**trainer.progress.state_dict(), **Window().place()}}
@@ -254,7 +244,7 @@ def check_storable(trainer: Trainer, weights_only: bool = False) -> None:
     """Check, before any save, that a checkpoint can store the states of callbacks and datamodule, and the
     hyperparameters.
 
-    Nothing is written. Saves of checkpoints do not repeat the warnings about hyperparameters.
+    Nothing is written. Warnings about hyperparameters are shown only here, and not again when a checkpoint is saved.
 
     Args:
         trainer: a Trainer that has a module.
@@ -268,8 +258,8 @@ def check_storable(trainer: Trainer, weights_only: bool = False) -> None:
         plain.encode(_state_now(callback), f"callbacks[{callback.state_key!r}]")
     if datamodule is not None:
         plain.encode(_state_now(datamodule), type(datamodule).__qualname__)
-        encode_hparams(datamodule, raw_hparams(datamodule).get("hyper_parameters"))
-    encode_hparams(module, raw_hparams(module).get("hyper_parameters"))
+        loading.encode_hparams(datamodule, loading.raw_hparams(datamodule).get("hyper_parameters"))
+    loading.encode_hparams(module, loading.raw_hparams(module).get("hyper_parameters"))
 
 
 def check_at_start(trainer: Trainer) -> None:
@@ -296,7 +286,9 @@ def check_at_start(trainer: Trainer) -> None:
 
 
 def _state_now(owner: Any) -> Any:
-    """Return the state of ``owner``; ``None`` if ``state_dict`` raises. Before training, this is allowed."""
+    """Return the state of ``owner``; ``None`` if ``state_dict`` raises an exception, because this method need not work
+    before training.
+    """
     try:
         return owner.state_dict()
     except Exception:
@@ -314,7 +306,7 @@ def decode_checkpoint(checkpoint: Any) -> dict[str, Any]:
         raise CheckpointError(
             f"The checkpoint is a {type(checkpoint).__name__} and no dictionary. Use one that a Trainer wrote."
         )
-    return decode_parts(checkpoint, quiet=HYPERPARAMETERS)
+    return loading.decode_parts(checkpoint, quiet=loading.HYPERPARAMETERS)
 
 
 def _as_plain_data(trainer: Trainer, checkpoint: dict[str, Any]) -> dict[str, Any]:
@@ -327,10 +319,11 @@ def _as_plain_data(trainer: Trainer, checkpoint: dict[str, Any]) -> dict[str, An
     """
     encoded: dict[str, Any] = {}
     for key, part in checkpoint.items():
-        if key in HYPERPARAMETERS:
-            encoded[key] = encode_hparams(trainer.datamodule if "datamodule" in key else trainer.lightning_module, part)
+        if key in loading.HYPERPARAMETERS:
+            owner = trainer.datamodule if "datamodule" in key else trainer.lightning_module
+            encoded[key] = loading.encode_hparams(owner, part)
         else:
-            encoded[key] = plain.encode(part, str(key), references=key not in PARTS_WITHOUT_REFERENCES)
+            encoded[key] = plain.encode(part, str(key), references=key not in loading.PARTS_WITHOUT_REFERENCES)
     return encoded
 
 

@@ -12,17 +12,8 @@ from drivetrain.base.introspect import defined_by_user
 from drivetrain.loops.loaders import Loaders
 from drivetrain.loops.progress import TrainerFn
 from drivetrain.settings import Settings
-from drivetrain.strategies.agreement import (
-    METHOD,
-    Agreement,
-    Facts,
-    compare,
-    of_module,
-    of_optimizers,
-    of_program,
-    seed,
-    text_of,
-)
+from drivetrain.strategies import agreement
+from drivetrain.strategies.strategy import Strategy
 from drivetrain.trainer.limits import LimitsView
 
 MAY_DIFFER = {
@@ -47,7 +38,7 @@ compared.
 """
 
 
-def compare_start(trainer: Any, fn: TrainerFn, loaders: Loaders, resumes: bool) -> Agreement:
+def compare_start(trainer: Any, fn: TrainerFn, loaders: Loaders, resumes: bool) -> agreement.Agreement:
     """Compare the ranks' arguments for this run; called before all other collectives of the run.
 
     Args:
@@ -62,41 +53,30 @@ def compare_start(trainer: Any, fn: TrainerFn, loaders: Loaders, resumes: bool) 
     strategy = trainer.strategy
     stages = ("fit", "validate") if fn is TrainerFn.FITTING else (fn.value,)
     changes = _may_change(trainer)
-    facts = Facts(
+    facts = agreement.Facts(
         job={
-            METHOD: f"trainer.{fn.value}",
-            **of_program(strategy),
+            agreement.METHOD: f"trainer.{fn.value}",
+            **agreement.of_program(strategy),
             **_settings(trainer),
             **_callbacks(trainer),
             "ckpt_path": "a checkpoint" if resumes else "None",
             **{f"loaders of the stage {stage!r}": _loaders(loaders, stage) for stage in stages},
         },
-        model={} if changes else of_module(trainer.lightning_module),
-        seed=seed(),
+        model={} if changes else agreement.of_module(trainer.lightning_module),
+        seed=agreement.seed(),
         loggers=str([type(logger).__qualname__ for logger in trainer.loggers]),
         changes=changes,
     )  # fmt: skip
-    return compare(strategy.world, strategy.data, facts)
+    return agreement.compare(strategy.world, strategy.data, facts)
 
 
-def compare_model(trainer: Any) -> None:
-    """Compare the ranks' models; called after hooks that can change a model.
-
-    Raises:
-        ConfigurationError: the models differ; raised on all ranks.
-    """
-    compare(trainer.strategy.world, trainer.strategy.data, Facts(model=of_module(trainer.lightning_module)))
-
-
-def compare_optimizers(trainer: Any) -> None:
-    """Compare the ranks' optimizers and schedulers; called after the strategy's set-up, which can create optimizers.
+def compare_made(strategy: Strategy, made: dict[str, str]) -> None:
+    """Compare the ranks' descriptions of what hooks can change or create: the model, or optimizers and schedulers.
 
     Raises:
-        ConfigurationError: the optimizers or schedulers differ; raised on all ranks.
+        ConfigurationError: the descriptions differ; raised on all ranks.
     """
-    strategy = trainer.strategy
-    made = of_optimizers(strategy.optimizers, strategy.lr_scheduler_configs)
-    compare(strategy.world, strategy.data, Facts(model=made))
+    agreement.compare(strategy.world, strategy.data, agreement.Facts(model=made))
 
 
 def _settings(trainer: Any) -> dict[str, str]:
@@ -104,7 +84,8 @@ def _settings(trainer: Any) -> dict[str, str]:
     value.
     """
     names = [each.name for each in dataclasses.fields(Settings) if each.name not in MAY_DIFFER]
-    return {name: text_of(getattr(trainer if hasattr(LimitsView, name) else trainer.settings, name)) for name in names}
+    owners = {name: trainer if hasattr(LimitsView, name) else trainer.settings for name in names}
+    return {name: agreement.text_of(getattr(owner, name)) for name, owner in owners.items()}
 
 
 def _callbacks(trainer: Any) -> dict[str, str]:

@@ -95,7 +95,7 @@ def compile_whole(trainer: Any, job: Any) -> None:
     if options is not None:
         _forget_others(model, options)
         if options.blocks is not None:
-            return  # configure_model can create the layers later
+            return  # too early for the layers, which configure_model can still create
         context = _context(model, options)
     compile_in_place(model, context)  # each process compiles its own copy of the model
     if context.fullgraph:
@@ -143,8 +143,8 @@ def compile_blocks(trainer: Any) -> None:
 
 
 def _context(model: nn.Module, options: CompileOptions) -> Any:
-    """Return the context of ``torch.compile`` for ``model``. The context of an earlier run is reused, and with it the
-    compiled code.
+    """Return the context of ``torch.compile`` for ``model``. If an earlier run of ``model`` has created a context,
+    return this context, which also keeps the compiled code.
     """
     known = _COMPILED.get(model)
     if known is None:
@@ -154,7 +154,7 @@ def _context(model: nn.Module, options: CompileOptions) -> Any:
 
 
 def _forget_others(model: nn.Module, options: CompileOptions) -> None:
-    """Undo the compilation of ``model`` if an earlier Trainer compiled it with other options."""
+    """If an earlier Trainer has compiled ``model`` with other options, undo the compilation."""
     known = _COMPILED.get(model)
     if known is not None and known.options != options:
         for module in known.modules:

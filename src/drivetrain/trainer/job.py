@@ -64,7 +64,7 @@ def resumed(trainer: Trainer, job: Job, error: BaseException) -> Job | None:
     All ranks must have raised ``error`` before this call.
     """
     path = getattr(error, "resume_from", None)
-    if path is None or not trainer.engine.launcher.is_external:  # processes that were started resume themselves
+    if path is None or not trainer.engine.launcher.is_external:  # started processes resume on their own
         return None
     rank_zero_warn(f"{error} Training resumes from {path}.")
     return replace(job, ckpt_path=path)
@@ -87,7 +87,7 @@ class Outcome:
         weights: the module's state dict.
         schedulers: the schedulers. A scheduler that cannot be pickled, for example because of a lambda, is replaced by
             a :class:`Remains`.
-        callbacks: the key and state of each callback, in order.
+        callbacks: the state of each callback that has one, by its key.
         ranks: for a fit that ended inside an epoch, each rank's state, from which a fit can resume.
         time_spent: rank 0's report on the time of the last fit.
     """
@@ -100,7 +100,7 @@ class Outcome:
     schedulers: list[LRSchedulerConfig]
     progress: Progress
     metrics: tuple[dict[str, Any], dict[str, float], dict[str, Any], History]
-    callbacks: list[tuple[str, dict[str, Any]]]
+    callbacks: dict[str, dict[str, Any]]
     datamodule: dict[str, Any]
     precision: dict[str, Any]
     rng: dict[str, Any]
@@ -118,6 +118,7 @@ class Outcome:
         weights = whole_state(strategy.lightning_module_state_dict())
         whole = [strategy.whole_optimizer(optimizer) for optimizer in strategy.optimizers]
         parameters, optimizers = whole_parameters(dict(module.named_parameters()), whole)
+        states = ((each.state_key, whole_state(each.state_dict())) for each in trainer.callbacks)
         return cls(
             results=results,
             parameters=parameters,
@@ -132,7 +133,7 @@ class Outcome:
                 move(book.logged_metrics, torch.device("cpu")),
                 book.history,
             ),
-            callbacks=[(callback.state_key, whole_state(callback.state_dict())) for callback in trainer.callbacks],
+            callbacks={key: state for key, state in states if state},
             datamodule={} if trainer.datamodule is None else trainer.datamodule.state_dict(),
             precision=whole_state(strategy.precision_plugin.state_dict(module, strategy.optimizers)),
             # The launching process does not use the device.
@@ -157,13 +158,9 @@ class Outcome:
         trainer.progress.take_over(self.progress)
         trainer.ranks_of_job, trainer._time_spent = self.ranks, self.time_spent
         book.restore_results(*self.metrics)
-        states = list(self.callbacks)
         for callback in trainer.callbacks:
-            found = next((pair for pair in states if pair[0] == callback.state_key), None)
-            if found is not None:
-                states.remove(found)
-                if found[1]:
-                    callback.load_state_dict(found[1])
+            if state := self.callbacks.get(callback.state_key):
+                callback.load_state_dict(state)
         if trainer.datamodule is not None and self.datamodule:
             trainer.datamodule.load_state_dict(self.datamodule)
 
@@ -216,7 +213,7 @@ def run_elsewhere(trainer: Trainer, job: Job, attach: Callable[[Job], Any]) -> l
         trainer.engine.launch()
     attach(job)
     for logger in trainer.loggers:
-        _ = logger.version  # a read chooses the version before the processes start
+        _ = logger.version  # a read of ``version`` chooses the version, before the processes start
     outcome = trainer.engine.start(_work, trainer, replace(job, checked=True))
     if not isinstance(outcome, Outcome):
         raise ConfigurationError(

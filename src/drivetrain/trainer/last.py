@@ -198,11 +198,11 @@ class _Found:
         )
 
     def is_own(self, path: str, others: set[str]) -> bool:
-        """Whether this program with this configuration has saved ``path``. For an unreadable file, the files in its
-        folder decide.
+        """Whether this program with this configuration has saved ``path``. For an unreadable file, the answer is yes if
+        this program has saved another file in the folder, or if no file in the folder is readable.
         """
         entry = self.entry(path)
-        if entry is None:  # the file is unreadable: other files in the folder decide
+        if entry is None:  # the file is unreadable, so the other files in the folder are examined
             folder = os.path.dirname(path)
             beside = [self.entry(other) for other in others if os.path.dirname(other) == folder]
             said = [self._saved_by(each) for each in beside if each is not None]
@@ -252,7 +252,7 @@ class _Found:
             checkpoint = entries(path) if os.path.isdir(path) and reads_files(store) else store.load_checkpoint(path)
         except Exception as error:
             if store.is_complete(path):
-                return True  # the file has pickled objects, which the fit can allow
+                return True  # the file contains pickled objects, which a fit with weights_only=False can load
             self.broken.append(f"{path} cannot be read ({shown_error(error)})")
             return False
         why = _why_not_resumed(trainer, checkpoint, path) if self._fitting else ""

@@ -25,10 +25,9 @@ from drivetrain.loops.progress import TrainerFn, TrainerStatus
 from drivetrain.loops.restart import counted
 from drivetrain.loops.run import KeptStates, Run
 from drivetrain.loops.step import make_step
-from drivetrain.module.hooks import DataHooks, HookTable, bind_transfer
+from drivetrain.module.hooks import DataHooks, HookTable
 from drivetrain.module.module import LightningModule
-from drivetrain.strategies import familiar, rank_files
-from drivetrain.strategies.agreement import Agreement
+from drivetrain.strategies import agreement, familiar, rank_files
 from drivetrain.strategies.step import Step
 from drivetrain.trainer import attach, checkpoint, comparison, compiling, profiling, rank_parts, resume_line, telling
 from drivetrain.trainer.job import Job
@@ -85,7 +84,7 @@ def connect(trainer: Trainer, job: Job) -> Loaders:
     )  # fmt: skip
     if not job.checked:
         attach.check_loaders(model, loaders, fn, validates=trainer.limits.val_batches != 0)
-    if fn is TrainerFn.FITTING:  # an earlier fit has added the decision "step"
+    if fn is TrainerFn.FITTING:  # remove the decision "step" of an earlier fit
         decisions = tuple(each for each in trainer.plan.decisions if each.what != "step")
         trainer.engine.plan = replace(trainer.plan, decisions=decisions)
     if fn is TrainerFn.FITTING and not job.checked and (plan := str(trainer.plan)) not in _PLANS_SHOWN:
@@ -96,7 +95,7 @@ def connect(trainer: Trainer, job: Job) -> Loaders:
 
 def join_book(book: Logbook, strategy: Strategy) -> None:
     """Let the logbook ``book`` reduce logged values over the ranks through ``strategy``. If the user overrides
-    ``strategy.reduce``, use this method instead.
+    ``strategy.reduce``, the logbook calls the override.
     """
     book.join(strategy.root_device, strategy.data, strategy.world, familiar.own_reduce(strategy))
 
@@ -106,7 +105,7 @@ def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
     progress, strategy, hooks, stage = trainer.progress, trainer.strategy, trainer.hooks, job.fn
     model, datamodule, fn, began_s = job.model, job.datamodule, job.fn, time.monotonic()
     trainer.engine.launch()
-    several, vote, agreed = strategy.world.size > 1, votes_of(trainer), Agreement()
+    several, vote, agreed = strategy.world.size > 1, votes_of(trainer), agreement.Agreement()
     if several:
         agreed = comparison.compare_start(trainer, fn, loaders, job.ckpt_path is not None)
     for logger in trainer.loggers if agreed.loggers else ():
@@ -125,9 +124,7 @@ def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
         progress=progress,
         limits=trainer.limits,
         settings=trainer.settings,
-        transfer=bind_transfer(
-            model, datamodule, strategy, trainer.logbook, trainer.engine.input_conversion(), hooks.spans
-        ),
+        transfer=hooks.bind_transfer(datamodule, trainer.engine.input_conversion()),
         loaders=loaders,
         log=trainer._log if trainer.loggers else None,
         validates_last=trainer.validates_last,
@@ -165,7 +162,7 @@ def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
     return run
 
 
-def _set_up_model(trainer: Trainer, job: Job, vote: Vote, agreed: Agreement) -> dict[str, Any] | None:
+def _set_up_model(trainer: Trainer, job: Job, vote: Vote, agreed: agreement.Agreement) -> dict[str, Any] | None:
     """Call the hooks that create the data and the model, and set up the strategy.
 
     Args:
@@ -193,7 +190,7 @@ def _set_up_model(trainer: Trainer, job: Job, vote: Vote, agreed: Agreement) -> 
     with vote("configure_model"), trainer.engine.init_module(), trainer.engine.sharded_model():
         hooks.call_method("configure_model")
     if agreed.changes:
-        comparison.compare_model(trainer)
+        comparison.compare_made(strategy, agreement.of_module(job.model))
     loaded = None
     if not strategy.facts.restores_after_setup:
         loaded = _restore(trainer, job, agreed.loggers, vote)
@@ -235,15 +232,18 @@ def _set_up_optimizers(trainer: Trainer, run: Run, vote: Vote) -> None:
             "computed and nothing is updated. [DT1010]"
         )
     if strategy.world.size > 1:
-        comparison.compare_optimizers(trainer)
+        made = agreement.of_optimizers(strategy.optimizers, strategy.lr_scheduler_configs)
+        comparison.compare_made(strategy, made)  # after the strategy's set-up, which may create optimizers
     strategy.setup_precision_plugin()
     trainer.engine.bind_optimizers(strategy.optimizers, strategy.lr_scheduler_configs)
     run.wrap_optimizers()
-    make_step(run)  # called for the checks, which raise before training
+    make_step(run)  # the result is not used: the call only raises errors before training begins
 
 
 def _prepares_data(trainer: Trainer, party: DataHooks) -> bool:
-    """Return whether this process runs ``prepare_data``, as one process of each node or of the job."""
+    """Return whether this process runs the hook ``prepare_data`` of ``party``. Only one process of each node runs the
+    hook. If ``prepare_data_per_node`` is False, only one process of the job runs the hook.
+    """
     once_per_node = party.prepare_data_per_node or trainer.strategy.node_rank == 0
     return overrides(party, "prepare_data", DataHooks) and trainer.strategy.local_rank == 0 and once_per_node
 
@@ -259,7 +259,7 @@ def loop_of(trainer: Trainer, fn: TrainerFn, run: Run) -> Callable[[], Any]:
 
 
 def save(trainer: Trainer, path: str | Path, weights_only: bool, storage_options: Any, allow_pickle: bool) -> None:
-    """Write the state of the run to ``path``, for ``Trainer.save_checkpoint`` and its arguments."""
+    """Write the state of the run to ``path``. The arguments are the arguments of ``Trainer.save_checkpoint``."""
     strategy = trainer.strategy
     with trainer.profiler.profile("save_checkpoint"), trainer.progress.storing():
         if strategy.world.store is not None:
@@ -299,7 +299,7 @@ def tear_down(trainer: Trainer, fn: TrainerFn) -> None:
 def abort(trainer: Trainer, error: BaseException) -> None:
     """Call the exception hooks for ``error``, and free the run's resources."""
     trainer.progress.end_run(interrupted=True)
-    if not trainer.engine.launcher.is_external:  # the processes of the job have called the hooks
+    if not trainer.engine.launcher.is_external:  # otherwise, the processes of the job have already called the hooks
         if trainer.loggers:
             _attempt(end_record, trainer, error)
         return

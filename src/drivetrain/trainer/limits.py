@@ -57,7 +57,7 @@ def _minus_one(limit: float) -> int:
 
 
 def _batches(stage: str, part: str) -> Any:
-    """Return the property ``limit_<stage>_batches``, which limits the batches of ``part``."""
+    """Return the property ``limit_<stage>_batches``. ``part`` is a noun for the property's docstring."""
     return _limit(f"limit_{stage}_batches", f"Batches of {part}: a count (int) or a fraction (float).")
 
 
@@ -116,7 +116,7 @@ class LimitsView:
         """The number of training batches between validations; ``inf`` if the fit validates at the end of each epoch and
         the length of an epoch is unknown.
 
-        ``None`` if ``val_check_interval`` is a duration. ``None`` also for a fraction before the loader exists.
+        ``None`` if ``val_check_interval`` is a duration, or is a fraction and the training loader does not exist yet.
         """
         if self.limits.val_check_seconds is not None:
             return None

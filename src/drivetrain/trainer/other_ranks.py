@@ -37,8 +37,8 @@ def saved_by(checkpoint: Mapping[str, Any]) -> int:
 
 
 def read_by(checkpoint: Mapping[str, Any], rank: int, ranks: int) -> Iterable[int]:
-    """Return the numbers of the rank files that rank ``rank`` of ``ranks`` reads. If the number of ranks has changed
-    since a save between two batches of one optimizer step, each rank reads all files.
+    """Return the numbers of the rank files that rank ``rank`` of ``ranks`` reads. Each rank reads all files if the
+    checkpoint was saved between two batches of one optimizer step and the number of ranks has changed.
     """
     count = saved_by(checkpoint)
     if count == ranks:
@@ -81,8 +81,8 @@ def of_this_rank(trainer: Any, checkpoint: Mapping[str, Any], inside: bool) -> M
         inside: whether the checkpoint was saved inside an epoch.
 
     Raises:
-        CheckpointError: a rank's state is damaged; or the checkpoint is from another number of ranks, and only this
-            number of ranks can resume at the checkpoint's position.
+        CheckpointError: a rank's state is damaged. Also raised if the number of ranks has changed, and the checkpoint's
+            position does not allow a change.
     """
     ranks = checkpoint.get("ranks", [checkpoint])
     if len(ranks) == trainer.world_size:
@@ -120,7 +120,7 @@ def _of_rank(checkpoint: Mapping[str, Any], module: nn.Module, rank: int, ranks:
         own_data = found[0].get("data") if found else None
         restart["data"] = _position(common["data"], own_data)
         restart["logged"] = [state for each in found for state in each.get("logged", [])] or [
-            # With sync_dist, "fresh" keeps its value, because all ranks must flush equal names.
+            # With sync_dist, all ranks must flush equal names, so the value of "fresh" is kept.
             {
                 **state,
                 "total": None,
@@ -152,15 +152,15 @@ def _position(data: Mapping[str, Any], own: Any) -> State:
     """
     position = {key: value for key, value in data.items() if not key.startswith("workers")}
     if "loader" in position and samples_of_all_ranks(position) is None:
-        position["loader"] = None  # this was the state of rank 0's own loader
+        position["loader"] = None  # only rank 0's loader can load this state
     if isinstance(own, Mapping) and "rng" in own:
         position["rng"] = own["rng"]
     return position
 
 
 def _metrics(found: Sequence[Any], first: Mapping[str, Any], module: nn.Module) -> tuple[State, list[str]]:
-    """Return the merged states of the metric objects, and the names of states that cannot be merged (one rank's state
-    is used).
+    """Return the merged states of the metric objects, and the names of states that cannot be merged. For a state that
+    cannot be merged, the result contains the state of one rank.
     """
     there, states, lost = metrics_in(module), dict[str, Any](), list[str]()
     for place in first.keys() & there.keys():
@@ -200,7 +200,7 @@ def _window(parts: Sequence[Mapping[str, Any]], count: int, module: nn.Module, r
     """
     window_of_first = parts[0]["window"]
     window = {**window_of_first, "exchanged": False}
-    exchanged = window_of_first.get("exchanged", False)  # the gradients are means over all ranks, or shards of them
+    exchanged = window_of_first.get("exchanged", False)  # gradients are means over all ranks, or shards of these means
     shares = [1 / count] * len(parts)
     if window["reference"] is not None:
         held = len(parts) if exchanged else 1

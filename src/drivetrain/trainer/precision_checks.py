@@ -23,8 +23,8 @@ def check_precision(precision: Precision, parties: Sequence[Any], fn: TrainerFn,
         settings: the Trainer's settings.
 
     Raises:
-        ConfigurationError: the precision and the module both override ``backward``; or the module, a callback or
-            gradient clipping would use gradients before the precision unscales them.
+        ConfigurationError: the precision and the module both override ``backward``. Also raised if the module, a
+            callback or gradient clipping would use gradients before the precision unscales the gradients.
     """
     name, module = type(precision).__name__, parties[0]
     warn_of_uncalled(type(precision), "Precision", "Trainer")

@@ -18,7 +18,7 @@ def profiler_of(given: Any) -> Profiler:
     """Return the profiler for ``Trainer(profiler=given)``.
 
     Raises:
-        ConfigurationError: ``given`` is not a profiler or the name of a profiler.
+        ConfigurationError: ``given`` is neither a profiler nor the name of a profiler.
     """
     if isinstance(given, str):
         try:

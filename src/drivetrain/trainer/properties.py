@@ -28,7 +28,6 @@ from drivetrain.loops.run import ENDLESS, Run
 from drivetrain.module.hooks import HookTable
 from drivetrain.module.optimizers import LRSchedulerConfig
 from drivetrain.plan import Plan
-from drivetrain.settings import Settings
 from drivetrain.strategies.strategy import Strategy
 from drivetrain.trainer.limits import LimitsView
 
@@ -82,8 +81,6 @@ class Familiar:
 class TrainerView(LimitsView, RankFacts):
     """The Trainer's properties. Objects that user code replaces during a run take effect at the next batch."""
 
-    settings: Settings
-    progress: Progress
     engine: Engine
     logbook: Logbook
     predictions: Predictions
@@ -91,14 +88,13 @@ class TrainerView(LimitsView, RankFacts):
     received_sigterm: bool = False
     _callbacks: list[Callback]
     _loggers: list[Logger]
-    _profiler: Any
     _hooks: HookTable | None = None
     _run_parts: Run | None = None
     _ckpt_path: str | None = None
     _set_ckpt_path: str | Path | None = None
     _time_spent: TimeSpent | None = None
     _sampler: Sampler | None = None  # measures the running fit's time
-    _launch: str = ""  # identifies, in the record of a run, the processes of the fit
+    _launch: str = ""  # identifies the fit's processes in the record of a run
     _saved_at_stop: Sequence[str] = ()  # the last fit's checkpoints after a request to end
 
     fit_loop: Any = Familiar()
@@ -282,9 +278,9 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def time_spent(self) -> TimeSpent | None:
-        """A report on the wall time of the running or last fit, and why this fit was slow. ``None`` before the first
-        fit, and with ``barebones=True``. Each rank reports its own time; rank 0 also compares the ranks. A strategy
-        such as "ddp_fork" returns the report and :attr:`history` only if all started processes finish.
+        """A report on the wall time of the running or last fit, with the reasons why the fit was slow. ``None`` before
+        the first fit, and with ``barebones=True``. Each rank reports its own time; rank 0 also compares the ranks. A
+        strategy such as "ddp_fork" returns the report and :attr:`history` only if all started processes finish.
         """
         return self._time_spent if self._sampler is None else self._sampler.time_spent()
 
@@ -294,7 +290,9 @@ class TrainerView(LimitsView, RankFacts):
         return next(iter(self._callbacks_like("ProgressBar")), None)
 
     def _callbacks_like(self, name: str) -> list[Any]:
-        """Return the callbacks of drivetrain's class ``name``. The name avoids a circular import."""
+        """Return the callbacks of drivetrain's class ``name``. The argument is a name, because an import of the class
+        would be circular.
+        """
         mros = [(each, type(each).__mro__) for each in self.callbacks]
         return [each for each, mro in mros if any(cls.__name__ == name and is_own_class(cls) for cls in mro)]
 

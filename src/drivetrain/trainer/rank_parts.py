@@ -41,8 +41,8 @@ def of_ended_fit(run: Run | None, strategy: Strategy) -> list[State]:
     """Return every rank's own state after a fit; every rank must call this function.
 
     Returns:
-        An empty list if the fit has ended at the end of an epoch and the strategy has no own states of ranks. In this
-        case, any number of processes can resume from the main file.
+        One state for each rank. The list is empty if the fit has ended at the end of an epoch and
+        ``strategy.rank_state`` is empty on all ranks. Any number of processes can then resume from the main file.
     """
     if run is None or run.progress.fn != "fit":
         return []
@@ -58,7 +58,7 @@ def of_ended_fit(run: Run | None, strategy: Strategy) -> list[State]:
 
 
 def own_part(state: Mapping[str, Any]) -> State:
-    """Return this rank's own state: the entries of ``state`` that other ranks do not have."""
+    """Return this rank's own state: the entries of ``state`` whose values can differ between ranks."""
     part = {key: state[key] for key in _OWN if key in state}
     if "restart" in part:
         part["restart"] = {key: value for key, value in part["restart"].items() if key not in _SHARED}
@@ -69,9 +69,9 @@ def read(trainer: Trainer, checkpoint: Mapping[str, Any], path: str, weights_onl
     """Return one state for each rank that saved the checkpoint. States that this rank does not need are empty. Every
     rank must call this function.
 
-    If a rank's file is missing or damaged, and the run does not need this file, the rank's state is replaced by rank
-    0's state with this process's current random state. If a different number of ranks resumes, the state is empty
-    instead.
+    The run can continue without some of the files. If such a file is missing or damaged, the result contains rank 0's
+    state with this process's current random state instead. After a change of the number of ranks, the result contains
+    an empty state instead.
 
     Args:
         trainer: the Trainer of the run that resumes.
@@ -129,7 +129,7 @@ def _joined(main: State, part: Mapping[str, Any]) -> State:
 
 
 def _replaced(main: State) -> State:
-    """Return a replacement for a lost rank file of a checkpoint from the end of an epoch."""
+    """Return a replacement for the contents of a lost rank file. The checkpoint must be from the end of an epoch."""
     restart = {key: value for key, value in main.get("restart", {}).items() if key != "val_loaders"}
     if _has_loader_state(restart.get("data")):
         restart["data"] = None  # the lost rank's loader had another position

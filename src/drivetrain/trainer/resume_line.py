@@ -26,8 +26,8 @@ out.
 
 
 def circumstances(trainer: Any) -> dict[str, str]:
-    """Return, by name, the conditions on which the results of this run depend. A resumed run compares these conditions
-    with its own conditions.
+    """Return the conditions on which the results of this run depend, by name. The conditions are stored in checkpoints,
+    and a resumed run compares the stored conditions with its own conditions.
 
     Arguments with their default values are left out.
     """

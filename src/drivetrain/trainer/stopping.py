@@ -24,7 +24,7 @@ STOPPED = "stopped.ckpt"
 
 @contextmanager
 def stoppable(trainer: Trainer, run: Run) -> Iterator[None]:
-    """Context for the loop of a fit, in which a signal or a time limit ends the fit."""
+    """Context for the loop of a fit. Inside the context, a signal or a time limit ends the fit."""
     trainer._saved_at_stop = []
     save, keep_newest = functools.partial(_save, trainer), functools.partial(_keep_newest, trainer)
     timeout_s = trainer.settings.stop_timeout_s

@@ -20,7 +20,7 @@ def torch_switches(settings: Settings, training: bool) -> Iterator[None]:
             _use_deterministic(settings.deterministic, stack)
         benchmark = settings.benchmark
         if benchmark is None and settings.deterministic:
-            benchmark = False  # a benchmark's choice depends on measured times
+            benchmark = False  # a benchmark measures times, and would choose kernels that differ between runs
         if benchmark is not None:
             stack.callback(setattr, torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
             # cudnn.flags() is not used: its default enabled=False would turn cuDNN off.

@@ -68,7 +68,7 @@ def tell(trainer: Any, method: str, *args: Any, begins: bool = False, **named: A
 
 
 def tell_one(trainer: Any, logger: Any, method: str, *args: Any, begins: bool = False, **named: Any) -> None:
-    """Call ``method`` of one logger, as :func:`tell` does."""
+    """Call ``method`` of one logger. Exceptions are handled as in :func:`tell`."""
     try:
         getattr(logger, method)(*args, **named)
     except Exception as error:

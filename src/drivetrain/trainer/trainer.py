@@ -22,8 +22,6 @@ from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.registry import load
 from drivetrain.base.supplied import instead_of, supplied
 from drivetrain.callback import Callback
-from drivetrain.checkpoints.io import CheckpointIO
-from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.engine.engine import Engine
 from drivetrain.engine.parts import listed as _listed
 from drivetrain.errors import (
@@ -44,10 +42,8 @@ from drivetrain.module.datamodule import LightningDataModule
 from drivetrain.module.module import LightningModule
 from drivetrain.module.optimizers import LRSchedulerConfig, normalise
 from drivetrain.plan import resolve
-from drivetrain.precision.precision import Precision
 from drivetrain.settings import PrecisionName, Settings, StrategyName, complete, documents_arguments
-from drivetrain.strategies.layer_sync import LayerSync
-from drivetrain.strategies.strategy import Strategy
+from drivetrain.strategies.strategy import Plugin, Strategy
 from drivetrain.trainer.properties import TrainerView
 
 if TYPE_CHECKING:
@@ -91,7 +87,9 @@ def _completed(init: Callable[P, None]) -> Callable[P, None]:
 
 @supplied
 def translated(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the Trainer's arguments, with replacements for objects that have a method ``as_settings()``."""
+    """Return the Trainer's arguments. If an object has a method ``as_settings()``, the arguments that this method
+    returns replace the object.
+    """
     return dict(arguments)
 
 
@@ -153,13 +151,7 @@ class Trainer(TrainerView):
         profiler: Profiler | str | None = None,
         detect_anomaly: bool = False,
         barebones: bool = False,
-        plugins: Precision
-        | CheckpointIO
-        | ClusterEnvironment
-        | LayerSync
-        | str
-        | list[Precision | CheckpointIO | ClusterEnvironment | LayerSync | str]
-        | None = None,
+        plugins: Plugin | list[Plugin] | None = None,
         sync_batchnorm: bool = False,
         check_collectives: bool | None = None,
         stall_timeout_s: float | None = 300.0,
@@ -192,7 +184,7 @@ class Trainer(TrainerView):
         self.engine.launcher.stop_timeout_s = self.settings.stop_timeout_s
         self.logbook = Logbook(torch.float64 if self.accelerator.supports_float64 else torch.float32)
         self._failed_loggers, self.ranks_of_job = list[Any](), list[dict[str, Any]]()  # see Outcome.ranks
-        self._program: dict[str, str] = {}  # digests of the newest fit; set last: see __setattr__
+        self._program: dict[str, str] = {}  # digests of the newest fit; __setattr__ needs this attribute to be set last
 
     # ---- entry points --------------------------------------------------------------------------------------------
 

@@ -8,7 +8,6 @@ from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.restoring import naming, restoring
 from drivetrain.errors import CheckpointError, CheckpointMismatchError
 from drivetrain.module import frozen
-from drivetrain.module.frozen import check_base
 from drivetrain.module.trainable import is_strict
 
 AVERAGED = "averaged_state_dict"
@@ -51,9 +50,7 @@ def restore(trainer: Any, checkpoint: dict[str, Any], fitting: bool) -> None:
             "weights, so it uses those in 'state_dict', which the optimizer has trained."
         )
     with restoring(f"the weights of {type(module).__name__}"):
-        strict = is_strict(module)
-        if "frozen_weights" in checkpoint:
-            strict = check_base(module, checkpoint, strict)
+        strict = frozen.check_base(module, checkpoint, is_strict(module))
         try:
             trainer.strategy.load_model_state_dict(checkpoint, strict=strict)
         except RuntimeError as error:
@@ -87,8 +84,8 @@ def restore_callbacks(trainer: Any, states: dict[str, Any]) -> None:
 def restore_outside_of_fit(trainer: Any, checkpoint: dict[str, Any]) -> None:
     """In an evaluation or prediction, call ``on_load_checkpoint`` and ``load_state_dict`` of the user's callbacks.
 
-    For example, a user's callback with averaged weights needs its state for a test. Drivetrain's own callbacks are
-    skipped, because their states describe a fit: its counters and its files.
+    For example, a user's callback with averaged weights needs the saved weights for a test. Drivetrain's own callbacks
+    are skipped, because their states contain only the counters and files of a fit.
     """
     for callback in trainer.callbacks:
         if _is_of_program(callback, "on_load_checkpoint"):

@@ -36,7 +36,7 @@ additional training.
 """
 
 _LEAST_STEPS = 20
-_LEAST_S = 1.0  # in less time, the machine's load would dominate the result
+_LEAST_S = 1.0  # a shorter measurement would mainly show the load of the machine
 
 
 class NoLogger(DummyLogger):
@@ -56,11 +56,11 @@ class Trial(Callback):
     Args:
         result: the file to which the result is written.
         folder: an empty folder, in place of the Trainer's ``default_root_dir``.
-        steps: the number of measured optimizer steps. ``None``: 20; with ``looks``, the result then contains the number
-            of steps that take a second.
+        steps: the number of measured optimizer steps; ``None``: 20.
         warmup: the number of unmeasured optimizer steps at the start.
         cure: the attributes of a :class:`drivetrain.trials.cures.Cure`; ``None``: the unchanged program.
-        looks: add to the result the cures that apply to this program, and the number of steps for further trials.
+        looks: add to the result the cures that apply to this program, and the number of steps for further trials. If
+            ``steps`` is ``None``, this number is chosen so that the steps take at least a second.
     """
 
     position = "last"
@@ -93,7 +93,7 @@ class Trial(Callback):
             if stage != "fit":
                 return made
             self._given = made
-            batches = (self._warmup + self._steps) * self._window + 1  # 1, because the loop fetches one batch ahead
+            batches = (self._warmup + self._steps) * self._window + 1  # + 1, because the loop fetches a batch ahead
             return made if self._cure is None else changed(made, self._cure, batches)
 
         trainers._job, loaders.unshared = job, loaders_of
@@ -141,7 +141,7 @@ class Trial(Callback):
             self._finish(trainer)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """End the trial, with fewer steps, if the program's own limits end the fit."""
+        """End the trial with fewer steps, because the program's own limits have ended the fit."""
         if not self._began or not self._samples:
             self._end(
                 refused=f"The program's fit ends after {trainer.global_step} optimizer steps, and the first "

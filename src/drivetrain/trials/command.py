@@ -84,7 +84,6 @@ def _cure(text: str) -> str:
 
 
 def _lines(given: argparse.Namespace, result: Result) -> list[str]:
-    """Return the report."""
     speeds, rounds = result.samples_per_s, len(result.samples_per_s)
     spread = f"{min(speeds):.4g} to {max(speeds):.4g}" if rounds > 1 else f"{speeds[0]:.4g}"
     lines = [

@@ -191,7 +191,7 @@ class Trials:
 
 
 def _may_help(tried: Tried) -> bool:
-    """Whether a further round can still show that a cure helps: all ratios so far are large enough."""
+    """Whether to try the cure in another round: false if a ratio is too small for a cure that helps."""
     return tried.judgement is not None and tried.judgement.low > LEAST_GAIN
 
 

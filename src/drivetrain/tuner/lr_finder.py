@@ -105,17 +105,17 @@ class LearningRateFinder(Callback):
 
     The finder trains with learning rates from ``min_lr`` to ``max_lr``, and suggests the rate at which the loss fell
     fastest. Then the finder restores the weights, the optimizer, the random states, the loaders and the counters. The
-    finder sets the attribute to the suggestion and creates the optimizers again. So the fit is the same as with this
-    attribute from the start. If a fit resumes from a checkpoint, the finder does nothing, and the checkpoint's learning
-    rates stay. All processes get the same learning rate.
+    finder sets the attribute to the suggestion and creates the optimizers again. The fit then computes the same numbers
+    as a fit in which the attribute has the suggested value from the start. If a fit resumes from a checkpoint, the
+    finder does nothing, and the checkpoint's learning rates stay. All processes get the same learning rate.
 
     Args:
         min_lr, max_lr: the smallest and the largest learning rate.
         num_training_steps: the number of learning rates to try, each for one optimizer step.
         mode: "exponential": multiply the learning rate by a constant in each step; "linear": add a constant in each
             step.
-        early_stop_threshold: stop when the loss exceeds the smallest loss by more than (this number - 1) times its
-            absolute value; ``None``: never stop early.
+        early_stop_threshold: stop when the loss exceeds the smallest loss by more than (``early_stop_threshold`` - 1)
+            times the absolute value of the smallest loss; ``None``: never stop early.
         update_attr: whether to set the attribute with the learning rate to the suggestion.
         attr_name: the name of the attribute in the module, its hparams or the datamodule; "": "lr" or "learning_rate".
 

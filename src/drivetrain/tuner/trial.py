@@ -25,7 +25,7 @@ from drivetrain.loops.evaluate import Predictions
 from drivetrain.loops.metrics import copied_states, set_states
 from drivetrain.loops.progress import Progress
 from drivetrain.loops.run import KeptStates, Run, RunOptimizers, Stopping, ValidationClock
-from drivetrain.module.hooks import HookTable, bind_transfer
+from drivetrain.module.hooks import HookTable
 from drivetrain.module.module import LightningModule
 from drivetrain.strategies.sharded_state import local_shard
 from drivetrain.trainer.life import join_book
@@ -82,7 +82,7 @@ def _second_run(trainer: Any, run: Run, callbacks: Sequence[Callback], limits: d
     own["_hooks"] = hooks
     second = own["_run_parts"] = dataclasses.replace(
         run, hooks=hooks, book=book, progress=progress, limits=trainer.limits, log=None, batches=None,
-        transfer=bind_transfer(module, trainer.datamodule, strategy, book, trainer.engine.input_conversion()),
+        transfer=hooks.bind_transfer(trainer.datamodule, trainer.engine.input_conversion()),
         loaders=run.loaders.again(trainer.limits.batches, hooks.call_on, lambda: progress.current_epoch),
         window=type(run.window)(run.window.keeps_divisor), restart=None, restored=False,
         optimizers=RunOptimizers(), kept=KeptStates(), clock=ValidationClock(), stopping=Stopping(), stop=None,
@@ -174,8 +174,8 @@ def _is_plain(name: str, value: Any) -> bool:
 
 
 def _plain_attributes(module: Any, own: list[Any]) -> dict[str, Any]:
-    """Return the module's attributes that are numbers, strings or containers, and set copies in the module. Attributes
-    that cannot be copied are left out.
+    """Return the module's attributes that are numbers, strings or containers, and replace the attributes by copies.
+    Attributes that cannot be copied are left out.
 
     Args:
         module: the module with the attributes.
@@ -194,8 +194,9 @@ def _plain_attributes(module: Any, own: list[Any]) -> dict[str, Any]:
 
 @contextmanager
 def _optimizers_kept(strategy: Any) -> Iterator[None]:
-    """Return a context that restores the states and options of the optimizers at its end. No scheduler steps in the
-    trial. A module with manual optimization steps the schedulers itself, so it gets copies that do nothing.
+    """Return a context that restores the states and options of the optimizers at its end. In the trial, no scheduler
+    steps. A module with manual optimization steps the schedulers itself, so the module gets copies of the schedulers
+    that do nothing.
     """
     optimizers, schedulers = list(strategy.optimizers), list(strategy.lr_scheduler_configs)
     states = [{key: _copied(value) for key, value in each.state.items()} for each in optimizers]
@@ -230,7 +231,7 @@ def _idle(scheduler: Any) -> Any:
 
 
 def _copied(state: dict[str, Any]) -> dict[str, Any]:
-    """Copy an optimizer's state of one parameter, without the tensors."""
+    """Copy an optimizer's state of one parameter, but keep the tensors themselves."""
     return {name: value if isinstance(value, Tensor) else copy.deepcopy(value) for name, value in state.items()}
 
 

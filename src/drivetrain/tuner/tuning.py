@@ -27,7 +27,7 @@ class Tuner:
     """Finds a learning rate or a batch size for a model.
 
     The Tuner only sets the model's attribute. As in a fit, the model's loaders are created, and ``setup``,
-    ``configure_model`` and ``configure_optimizers`` are called. The Tuner calls no callbacks and loggers of the
+    ``configure_model`` and ``configure_optimizers`` are called. The Tuner calls neither callbacks nor loggers of the
     Trainer, and writes no file.
 
     Args:
@@ -95,8 +95,8 @@ class Tuner:
             method: the stage to try: "fit", "validate", "test" or "predict".
 
         Raises:
-            ConfigurationError: an argument is invalid, or loaders were passed. No attribute can change the batch size
-                of a loader.
+            ConfigurationError: an argument is invalid, or loaders were passed (no attribute can change their batch
+                size).
         """
         check_choice("Tuner.scale_batch_size", "method", method, ("fit", "validate", "test", "predict"))
         finder = _TunersSize(mode, steps_per_trial, init_val, max_trials, batch_arg_name, margin, max_val)
@@ -167,7 +167,10 @@ class _NoEpochs(Callback):
 
 
 class _TunersRate(LearningRateFinder):
-    """The Tuner's finder of learning rates. The state brings the losses back from other processes."""
+    """The Tuner's finder of learning rates.
+
+    If the search ran in other processes, the callback's state contains the losses.
+    """
 
     def _apply(self, trainer: Trainer, rate: float) -> None:
         """Do nothing: the Tuner does not train with the new learning rate."""

@@ -133,8 +133,8 @@ class Bindings:
         return Today(ours.home, node.attr) if is_package and ours is not None else None
 
     def makes(self, node: ast.expr) -> Today | None:
-        """Return the object of drivetrain that a call of ``node`` calls. A class of the program without ``__init__``
-        counts as its base class.
+        """Return the function or class of drivetrain that a call of ``node`` reaches. A call of a program's class
+        without ``__init__`` reaches the base class.
         """
         own = self._classes.get(node.id) if isinstance(node, ast.Name) else None
         if own is None or len(own.bases) != 1 or any(getattr(each, "name", "") == "__init__" for each in own.body):

@@ -16,7 +16,8 @@ _NO_OBJECT = re.compile(r"\b[Tt]ype\[|\bCallable\b")
 def report_hyperparameters(bindings: Bindings, node: ast.ClassDef) -> None:
     """Report calls of ``save_hyperparameters`` in ``__init__`` that save a module as a hyperparameter.
 
-    An argument is a module if its annotation, its default or a value in a call in this file is a module.
+    An argument counts as a module in three cases: the annotation is a module class, the default is a module, or a call
+    in this file passes a module.
     """
     init = next((each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"), None)
     if init is None:
@@ -57,7 +58,6 @@ def _modules_among(bindings: Bindings, node: ast.ClassDef, init: ast.FunctionDef
 
 
 def _saves(call: ast.Call, name: str) -> bool:
-    """Return whether a call of ``save_hyperparameters`` saves the argument ``name``."""
     values = [each.value if isinstance(each, ast.Constant) else None for each in call.args]
     ignored = [each for keyword in call.keywords if keyword.arg == "ignore" for each in ast.walk(keyword.value)]
     if any(isinstance(each, ast.Constant) and each.value == name for each in ignored):

@@ -62,7 +62,6 @@ class Imports:
         self._import_callbacks()
 
     def _import_callbacks(self) -> None:
-        """Import the callbacks that a Trainer's rewritten arguments need."""
         ours = [Today("drivetrain.callbacks", name) for name in sorted(set(self.bindings.callbacks))]
         first = self.bindings.first_import
         needed = [today for today in ours if self.bindings.meaning(ast.Name(today.name, ast.Load())) != today]
@@ -245,7 +244,6 @@ def _split(module: str) -> tuple[str, str]:
 
 
 def _statements(items: Sequence[_Item]) -> list[str]:
-    """Return import statements, one for each module."""
     lines: dict[str, list[str]] = {}
     whole = []
     for item in items:

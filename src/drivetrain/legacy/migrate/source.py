@@ -135,7 +135,7 @@ class Source:
         parts, position = [], start
         for number, edit in enumerate(edits):
             if edit.start < position or edit.end > end:
-                continue  # an earlier edit has removed this text, or applies this edit inside a span
+                continue  # an earlier edit has removed this text, or has already applied this inner edit
             parts.append(self.text[position : edit.start])
             inner = [other for other in edits[number + 1 :] if other.end <= edit.end]
             for piece in edit.pieces:

@@ -57,7 +57,7 @@ class Accelerator(EarlierAccelerator, AsksStrategy, metaclass=_LateBound):
         ddp_plugin: the plugin that wraps the model in DDP.
 
     Attributes:
-        trainer: the Trainer that runs the job, in place of the constructor's argument.
+        trainer: the Trainer that runs the job. Before the job, this attribute is the constructor's argument.
         nickname: the value of ``Trainer(distributed_backend=...)`` for this accelerator.
         train_loop, validation_loop, test_loop: aliases of :meth:`train_or_test`.
         step_args: the arguments of the running step: batch, batch_idx and so on.

@@ -57,7 +57,7 @@ class Driven(Stepped):
 
     def setup_optimizers(self, trainer: Any) -> None:
         self.source.setup_optimizers(self.lightning_module)
-        if self.once("optimizers"):  # an override has not created the optimizers
+        if self.once("optimizers"):  # if no override has created the optimizers
             self.make_optimizers(trainer)
 
     def model_to_device(self) -> None:
@@ -97,7 +97,7 @@ class Driven(Stepped):
     def ask(self, name: str, arguments: dict[str, Any]) -> Any:
         self.asked, self.source.step_args = name, list(arguments.values())
         output = self.call(name, self.source.step_args)
-        # Otherwise the batch would stay in memory until the next step.
+        # drop the arguments, so that the batch does not stay in memory until the next step
         self.asked, self.source.step_args = None, []
         if not isinstance(output, Result):
             return output
@@ -105,7 +105,7 @@ class Driven(Stepped):
         return output.logged_by(self.lightning_module)
 
     def run_module(self, name: str, *args: Any) -> Any:
-        self.asked = None  # now a call of the wrapper runs the wrapper's own forward pass again
+        self.asked = None  # from now on, a call of the wrapper runs its usual forward pass
         return super().run_module(name, *args)
 
     def epoch_outputs(self, name: str, outputs: list[Any]) -> Any:

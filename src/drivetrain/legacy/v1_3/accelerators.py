@@ -62,13 +62,13 @@ class Accelerator(EarlierAccelerator, _OfPlugin):
         return self._strategy
 
     def __getattr__(self, name: str) -> Any:
-        """Return a member of drivetrain's accelerator, such as ``supports_float64``, that this class lacks."""
+        """Look up a member that this class lacks, such as ``supports_float64``, in drivetrain's accelerator."""
         if name.startswith("_") or "precision_plugin" not in self.__dict__ or self.strategy.accelerator is None:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}.")
         return getattr(self.strategy.accelerator, name)
 
     def take_precision(self, given: Any) -> None:
-        """Use another precision plugin; put a precision of drivetrain inside a plugin."""
+        """Use the precision plugin ``given``, or a new plugin for a precision of drivetrain."""
         self.precision_plugin = precision_plugin_of(given)
         self.precision_plugin.accelerator = self
 
@@ -78,7 +78,7 @@ class Accelerator(EarlierAccelerator, _OfPlugin):
     # ---- facts of an accelerator -------------------------------------------------------------------------------------
 
     model = reads("training_type_plugin.model", writable=True)
-    """The model, inside a wrapper if the model is wrapped."""
+    """The wrapper around the model, or the model itself if there is no wrapper."""
     lightning_module = reads("training_type_plugin.lightning_module")
     """The user's module."""
     root_device = reads("training_type_plugin.root_device")
@@ -147,7 +147,7 @@ class Accelerator(EarlierAccelerator, _OfPlugin):
         self.training_type_plugin.pre_dispatch()
         for optimizer in self.optimizers if self.root_device != HOST else ():
             if optimizer.state and not hasattr(optimizer, "consolidate_state_dict"):
-                optimizer.load_state_dict(optimizer.state_dict())  # moves each tensor to the device of its parameter
+                optimizer.load_state_dict(optimizer.state_dict())  # moves each state to its parameter's device
         if self.setup_optimizers_in_pre_dispatch:
             self.setup_optimizers(trainer)
         self.precision_plugin.pre_dispatch()

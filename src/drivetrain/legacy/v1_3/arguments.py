@@ -38,7 +38,7 @@ def add_argparse_args(cls: type, parent_parser: ArgumentParser) -> ArgumentParse
 def from_argparse_args(cls: Any, args: Namespace | ArgumentParser, **kwargs: Any) -> Any:
     """Create an object of ``cls`` with the arguments in ``args`` and ``kwargs``; ``kwargs`` take precedence."""
     found = vars(args.parse_args() if isinstance(args, ArgumentParser) else args)
-    own = inspect.signature(cls.__init__).parameters  # arguments of base classes do not count
+    own = inspect.signature(cls.__init__).parameters  # without the arguments of base classes
     return cls(**{**{name: found[name] for name in own if name in found}, **kwargs})
 
 
@@ -50,7 +50,6 @@ class FromCommandLine:
 
 
 def _value(text: str) -> Any:
-    """Convert the text of an option to a value: if possible, a Python literal."""
     words = {"true": True, "false": False, "none": None, "yes": True, "no": False}
     if text.lower() in words:
         return words[text.lower()]

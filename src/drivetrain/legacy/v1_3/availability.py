@@ -1,4 +1,4 @@
-"""Flags for optional packages that can be imported, under the flags' names in Lightning 1.3 and 1.1."""
+"""Flags that tell whether optional packages can be imported. The names are from Lightning 1.3 and 1.1."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from importlib.util import find_spec
 
 
 def _module_available(path: str) -> bool:
-    """Whether the module at ``path`` can be imported."""
     try:
         return find_spec(path) is not None
     except (AttributeError, ModuleNotFoundError):

@@ -12,8 +12,9 @@ class Default:
     """A hook that accepts all arguments and does nothing. A Trainer treats such a hook as not overridden.
 
     Args:
-        today: drivetrain's base class. If the base class has a method called ``name``, the hook stands for this method.
-        name: the hook.
+        today: drivetrain's base class. ``__func__`` is the class's method ``name``, so that a Trainer takes the hook
+            for this method.
+        name: the name of the hook.
     """
 
     def __init__(self, today: type, name: str) -> None:
@@ -29,7 +30,7 @@ class Default:
 
 
 def set_defaults(cls: type, today: type, names: Iterable[str]) -> None:
-    """Add to ``cls`` a hook that does nothing for each name."""
+    """For each name, add to ``cls`` a hook that does nothing."""
     for name in names:
         setattr(cls, name, Default(today, name))
 

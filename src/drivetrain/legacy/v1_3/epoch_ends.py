@@ -57,7 +57,7 @@ class EpochEnds(Callback):
         vars(pl_module)["_outputs_of_epoch"] = outputs  # read by hooks with the parameter ``outputs``
         outputs = trainer.strategy.epoch_outputs("training_step", outputs)
         _log(pl_module, _call(pl_module, "training_epoch_end", outputs))
-        if not self._in_evaluation:  # the strategy can call on_epoch_end later instead
+        if not self._in_evaluation:  # else the strategy calls on_epoch_end
             call_all(trainer, "on_epoch_end")
 
     def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
@@ -101,7 +101,6 @@ def call_all(trainer: Any, name: str) -> None:
 
 
 def _call_callbacks(trainer: Any, name: str) -> None:
-    """Call a hook of Lightning 1.x of each callback."""
     for callback in trainer.callbacks:
         _call(callback, name, trainer, trainer.lightning_module)
 

@@ -193,7 +193,9 @@ def precision_of(flags: Mapping[str, Any]) -> Any:
 
 
 def _backend(given: Any, hardware: str, devices: Mapping[str, Any], flags: Mapping[str, Any]) -> str:
-    """Return the name of the requested training-type plugin, or of the default for the number of devices."""
+    """Return the name of the requested training-type plugin. Without a request, return the default for the number of
+    devices.
+    """
     if given == "ddp_cpu":
         return "ddp_spawn"
     if given is not None:
@@ -220,8 +222,8 @@ def _gpus(given: Any) -> Any:
 
 
 def spelling_of(name: str, value: str, is_off: bool = False) -> str:
-    """Return the text that replaces the flag ``name`` with this value. If ``is_off`` is True, some flags have another
-    replacement.
+    """Return the text that replaces the flag ``name`` with this value. ``is_off``: the value turns the flag off, which
+    changes the replacement of some flags.
     """
     if is_off and name in _INSTEAD_OF_OFF:
         return _INSTEAD_OF_OFF[name]

@@ -1,4 +1,4 @@
-"""Wraps a program's hooks with the parameters of Lightning 1.3, because drivetrain passes other arguments."""
+"""Wraps the hooks of programs for Lightning 1.3, because drivetrain passes other arguments to hooks."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Logs as Lightning 1.x. At the end of an epoch, a name that is logged per step and per epoch has the last step's
-value.
+"""The logbook of Lightning 1.x. If ``loss`` is logged per step and per epoch, ``loss`` is the last step's value at the
+end of the epoch.
 """
 
 from __future__ import annotations

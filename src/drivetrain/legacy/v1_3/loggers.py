@@ -61,5 +61,5 @@ class LoggerCollection(Logger):
 
 
 def as_one(loggers: Sequence[Any]) -> Any:
-    """Return the logger if there is only one, a collection of several loggers, or ``None`` without loggers."""
+    """Return a collection of several loggers, a single logger itself, or ``None`` without loggers."""
     return LoggerCollection(loggers) if len(loggers) > 1 else next(iter(loggers), None)

@@ -48,7 +48,7 @@ def with_task(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
 
     One class means the task "binary"; several classes mean "multiclass". Without ``num_classes``, no task is added.
     """
-    if args and isinstance(args[0], str):  # a call with torchmetrics' arguments: the task is the first
+    if args and isinstance(args[0], str):  # in torchmetrics, the first argument is the task
         args, kwargs = args[1:], {"task": args[0], **kwargs}
     given = {**dict(zip(("num_classes",), args, strict=False)), **kwargs}
     given = {name: value for name, value in given.items() if name != "compute_on_step"}

@@ -94,7 +94,7 @@ class Stepped(Adapted):
             module = self.lightning_module
             asks = "optimizer_idx" in inspect.signature(module.training_step).parameters
             by_hand = asks and not module.automatic_optimization and len(self.optimizers) > 1
-            # With manual optimization, one call of the module's step is for all optimizers.
+            # With manual optimization, the module's step is called only once for all optimizers.
             self.further_arguments = {"optimizer_idx": 0} if by_hand else {}
         return self.usual.bind(name)
 
@@ -124,10 +124,10 @@ class Stepped(Adapted):
         step = self._module_step(name)
         if self.driver.steps:
             return step(*args)
-        args = args[: positional_arity(getattr(self.lightning_module, name))]  # in a user's loop
+        args = args[: positional_arity(getattr(self.lightning_module, name))]  # a user's loop may pass more arguments
         if name != "training_step":
             return step(*args)
-        with self.usual.accumulating(self.model):  # the backward pass exchanges the gradients
+        with self.usual.accumulating(self.model):  # the gradients are exchanged later, in the backward pass
             return step(*args)
 
     storage_options: Any = None
@@ -149,7 +149,7 @@ class Stepped(Adapted):
 
     @property
     def accumulates(self) -> bool:
-        """Whether the current batch is not the last batch of an optimizer step."""
+        """Whether the next optimizer step needs batches after the current batch."""
         run = None if self.trainer is None else self.trainer.current_run
         window = None if run is None else run.window
         return window is not None and window.batches_done + 1 < window.size
@@ -197,5 +197,5 @@ class Stepped(Adapted):
 
 
 def named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return a step's arguments as a dictionary, in their order."""
+    """Return a step's arguments as a dictionary; the order of the arguments is kept."""
     return {**dict(zip(("batch", "batch_idx", "dataloader_idx"), args, strict=False)), **kwargs}

@@ -160,8 +160,8 @@ class FlaggedTrainer(FromCommandLine, Asked):
 
     @contextmanager
     def _from_last_epoch(self, ckpt_path: Any) -> Iterator[None]:
-        """Context of a fit. A second fit begins with the index of the first fit's last epoch, and so trains at least
-        one epoch.
+        """Context of a fit. The first epoch of a second fit has the index of the first fit's last epoch, so the second
+        fit trains at least one epoch.
         """
         progress, epochs = self.progress, self.progress.current_epoch
         if self._ended_fit and ckpt_path is None and epochs > 0:
@@ -235,7 +235,9 @@ class Trainer(FlaggedTrainer):
 
     @property
     def accelerator(self) -> Any:
-        """The accelerator, which consists of two plugins; during the constructor, drivetrain's accelerator."""
+        """The accelerator, which consists of two plugins. While the constructor runs, the result is drivetrain's
+        accelerator.
+        """
         return getattr(self.strategy, "source", None) or super().accelerator
 
     training_type_plugin: Any = reads("accelerator.training_type_plugin", "The accelerator's training-type plugin.")
@@ -247,7 +249,7 @@ class Trainer(FlaggedTrainer):
 
     def run_job(self, job: Job) -> list[Any]:
         results = super().run_job(job)
-        self.training_type_plugin._results = results  # also for a process that only starts other processes
+        self.training_type_plugin._results = results  # needed if this process has only started other processes
         return results
 
 
@@ -262,8 +264,8 @@ def _renamed(call: str, then: str, given: Any, today: str, loaders: Any) -> Any:
 
 
 def _has_nothing_to_do(model: Any, call: str, step: str) -> bool:
-    """Return True, with the warning of Lightning 1.3, if ``model`` has no step for an evaluation. For a misspelt step,
-    return False, because drivetrain's Trainer raises an error.
+    """If ``model`` has no step for an evaluation, warn as Lightning 1.3 does, and return True. For a misspelt step,
+    return False, because drivetrain's Trainer then raises an error.
     """
     if not isinstance(model, LightningModule) or overrides(model, step, LightningModule):
         return False

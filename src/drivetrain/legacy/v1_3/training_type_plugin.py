@@ -73,8 +73,8 @@ class TrainingTypePlugin(OfAccelerator, AsksStrategy):
     lightning_module = reads("strategy.lightning_module")
     """The user's module."""
     model = reads("strategy.model", writable=True)
-    """The model, inside a wrapper if the model is wrapped. A user's ``configure_ddp`` can set this attribute or
-    ``_model``.
+    """The wrapper around the model, or the model itself if there is no wrapper. A user's ``configure_ddp`` can set this
+    attribute or ``_model``.
     """
 
     _model = model

@@ -32,7 +32,7 @@ def _earlier(method: Any, *names: str, **defaults: Any) -> Any:
 class Tuner(tuner.Tuner):
     """Finds learning rates and batch sizes; ``lr_find`` sets the model's attribute only with ``update_attr=True``.
 
-    After the model and the data, arguments follow in Lightning 1.3's order, with drivetrain's defaults.
+    The arguments after the model and the data have Lightning 1.3's order, and drivetrain's defaults.
     """
 
     lr_find = _earlier(

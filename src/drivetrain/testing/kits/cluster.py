@@ -148,8 +148,8 @@ def other_settings_are_refused(part: Part) -> None:
 
 
 def it_is_detected_only_where_it_is(part: Part) -> None:
-    """detect(environ) is True with the variables of a rank, and False without them. A class with a detect_priority is
-    registered, because only registered classes can be detected.
+    """detect(environ) is True with the variables of a rank, and False without these variables. A class with a
+    detect_priority is registered, because only registered classes can be detected.
     """
     with _rank(part, _variables(part)[0]) as environment:
         cls = type(environment)

@@ -155,7 +155,9 @@ def all_ranks_have_one_run(part: Part) -> None:
 
 
 def a_resumed_fit_continues_the_run(part: Part) -> None:
-    """state_dict is plain data. A new logger that loads it has the same version and folder, and can log."""
+    """state_dict is plain data. A new logger that loads the state has the version and folder of the first logger, and
+    can log.
+    """
     logger = _begun(part)
     logger.save()
     state = logger.state_dict()

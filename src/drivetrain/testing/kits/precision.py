@@ -25,9 +25,7 @@ _BATCHES, _TOLERANCE, _OF_16_BITS = 4, 1e-4, 0.05
 
 
 class Descends(Small):
-    """A module that SGD trains. A gradient of the wrong size would not change the steps of AdamW, but changes those of
-    SGD.
-    """
+    """A module that SGD trains. Gradients of the wrong size would change SGD's steps, but not AdamW's steps."""
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)

@@ -137,7 +137,9 @@ def checkpoints_are_found_by_pattern(part: Part) -> None:
 
 
 def the_newest_checkpoint_is_known(part: Part) -> None:
-    """written_at of a later save is never smaller than that of an earlier save. touch makes a checkpoint the newest."""
+    """written_at of a later save is never smaller than written_at of an earlier save. touch makes a checkpoint the
+    newest.
+    """
     store = part.make()
     _save(store, "a.ckpt")
     _save(store, "b.ckpt")
@@ -179,7 +181,7 @@ def a_failed_save_leaves_the_previous_one(part: Part) -> None:
 
 
 def loading_runs_no_code(part: Part) -> None:
-    """load_checkpoint(path) runs no code of pickled objects in the file. It may raise an exception instead."""
+    """load_checkpoint(path) runs no code of pickled objects in the file. An exception is allowed."""
     store = part.make()
     with contextlib.suppress(Exception):
         store.save_checkpoint({"object": _Runs()}, "a.ckpt")
