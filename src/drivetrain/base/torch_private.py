@@ -89,7 +89,9 @@ def __getattr__(name: str) -> Any:
 
 
 def where(name: str) -> tuple[Any, str]:
-    """Return the object of torch that has ``name``, and the attribute's name. A caller can replace the attribute."""
+    """Return the object of torch that has the attribute which this module calls ``name``, and the attribute's name in
+    torch. A caller can replace the attribute.
+    """
     module, _, path = _PATHS[name][0].partition(":")
     *owners, attribute = path.split(".")
     try:
@@ -152,12 +154,9 @@ def watching() -> Callable[[], Any]:
     Raises:
         ImportError, AttributeError: torch lacks a name.
     """
-    dispatch_modes, function_modes, is_profiling = (
-        _own.count_dispatch_modes,
-        _own.count_function_modes,
-        _own.is_profiling,
-    )
-    is_transforming, saved, is_anomaly_enabled = _own.is_transforming, _own.top_saved_hooks, torch.is_anomaly_enabled
+    dispatch_modes, function_modes = _own.count_dispatch_modes, _own.count_function_modes
+    is_profiling, is_transforming = _own.is_profiling, _own.is_transforming
+    saved, is_anomaly_enabled = _own.top_saved_hooks, torch.is_anomaly_enabled
     compiled: Any = importlib.import_module("torch._dynamo.compiled_autograd")
     compiled.compiled_autograd_enabled  # noqa: B018  # raises an AttributeError if torch lacks the name
 

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from drivetrain import strategies as plain
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base.compiled import compiled_in_place
-from drivetrain.base.introspect import calls, reads
+from drivetrain.base.introspect import calls, reads, temporarily
 from drivetrain.base.packages import fsdp, fsdp_wrap
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.clusters.environment import ClusterEnvironment
@@ -28,7 +28,6 @@ from drivetrain.compat.fabric_strategies import FabricParallelStrategy, States, 
 from drivetrain.errors import CheckpointNameError, described
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies import fsdp_blocks
-from drivetrain.strategies.familiar import standing_for
 from drivetrain.strategies.model_parallel import Size
 from drivetrain.strategies.optimizer_states import by_number, parameter_names
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT
@@ -182,7 +181,7 @@ class FabricFSDPStrategy(  # type: ignore[misc]  # Fabric's signatures, on purpo
         """
         if self._wraps_layers:  # torch's context cannot be entered twice
             return nullcontext()
-        return entered(standing_for(self, _wraps_layers=True), fsdp_wrap.enable_wrap(wrapper_cls=self._wrap))
+        return entered(temporarily(vars(self), _wraps_layers=True), fsdp_wrap.enable_wrap(wrapper_cls=self._wrap))
 
     def _wrap(self, module: nn.Module, **options: Any) -> nn.Module:
         self._wrapped.add(module)
@@ -200,7 +199,7 @@ class FabricFSDPStrategy(  # type: ignore[misc]  # Fabric's signatures, on purpo
                 "of the two."
             )
         policy = replace(given, auto_wrap_policy=lambda each: any(each is own for own in chosen))
-        with standing_for(self, options=policy):
+        with temporarily(vars(self), options=policy):
             super()._shard(module)
 
     @property

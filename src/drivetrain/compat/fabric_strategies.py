@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from drivetrain import strategies as plain
-from drivetrain.base.introspect import calls, overrides, reads
+from drivetrain.base.introspect import calls, overrides, reads, temporarily
 from drivetrain.base.no_init import NoInit
 from drivetrain.checkpoints.io import reading
 from drivetrain.compat.members import TRAINER_ONLY, names, refused
@@ -32,7 +32,6 @@ from drivetrain.engine.verbs import Verbs
 from drivetrain.engine.wrappers import EngineModule, OptimizerHandle, TakeStep, follow, unwrapped
 from drivetrain.errors import ConfigurationError
 from drivetrain.precision.precision import Precision
-from drivetrain.strategies.familiar import standing_for
 from drivetrain.strategies.placement import place
 from drivetrain.strategies.replicas import Replicas
 
@@ -120,7 +119,7 @@ class FabricVerbs(Verbs):
             strategy.module_to_device(converted)
         follow(optimizers, before, module)
         # With ``_converted``, the base class's setup_module() does not convert the module again.
-        with standing_for(strategy, lightning_module=converted, _converted=converted):
+        with temporarily(vars(strategy), lightning_module=converted, _converted=converted):
             if optimizers:
                 given = () if scheduler is None else (scheduler,)
                 prepared, made, *rest = strategy.setup_module_and_optimizers(converted, made, *given)

@@ -48,7 +48,7 @@ class Stretch:
 
 @dataclass
 class Measured:
-    """The memory and the steps of one rank in a window (the batches of one optimizer step).
+    """The memory, the operations and the exchanges of one rank in a window (the batches of one optimizer step).
 
     Attributes:
         stretches: the memory of each part of the window, in order.

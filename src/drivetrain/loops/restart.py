@@ -69,12 +69,10 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None, deferred: 
         - ``progress``: the counters.
         - ``rng``: the random state.
         - ``data``: this rank's position in the training loader.
-        - ``samples``: the number of samples that all ranks have done; with a user's batch sampler, the number of
-          batches.
+        - ``samples``: the samples that all ranks have done, as a number; with a user's batch sampler, the batches.
         - ``order``: see :func:`~drivetrain.data.samplers.order_of`.
         - ``data_ranks``: how many ranks share the data.
-        - ``divided_from``: if the epoch was resumed with another batch size, the number of samples before the point of
-          resumption.
+        - ``divided_from``: in an epoch that was resumed with another batch size, the samples before that point.
         - ``window``, ``gradients``: for an incomplete window.
         - ``logged``: running reductions of the epoch's values.
         - ``exact``: whether a run that resumes here computes the same as an uninterrupted run.

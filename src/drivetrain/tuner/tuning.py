@@ -169,7 +169,7 @@ class _NoEpochs(Callback):
 class _TunersRate(LearningRateFinder):
     """The Tuner's finder of learning rates.
 
-    If the search ran in other processes, the callback's state contains the losses.
+    The callback's state contains the losses, so that the losses also reach this process if other processes searched.
     """
 
     def _apply(self, trainer: Trainer, rate: float) -> None:

@@ -121,7 +121,7 @@ class TrainingTypePlugin(OfAccelerator, AsksStrategy):
     def setup_environment(self) -> None:
         """Start the processes, and select this process's device."""
         strategy = self.strategy
-        if strategy.accelerator is None:  # in a user's loop, the devices and ranks are not set yet
+        if strategy.accelerator is None:  # without a Trainer, the devices and ranks are not set yet
             strategy.launch()
         else:
             strategy.usual.setup_environment()
