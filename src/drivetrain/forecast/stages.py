@@ -1,5 +1,5 @@
-"""For ``drivetrain plan``: run one rank of a pipeline alone, with fake tensors of the shapes that the other ranks' stages
-would send.
+"""For ``drivetrain plan``: run one rank of a pipeline alone, with fake tensors of the shapes that the other ranks'
+stages would send.
 """
 
 from __future__ import annotations
