@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -245,15 +245,12 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
 
     def teardown(self) -> None:
         """Release the engines. With one process, the modules contain complete parameters afterwards."""
-        while len(self._all) > 1:
+        last = self._all.pop() if self._all else None
+        while self._all:
             one = self._all.pop(0)
             with self._for(one.module, one.engine):
                 self._let_go()
-        if not self._all:
-            plain.DeepSpeedStrategy.teardown(self)
-            return
-        last = self._all.pop()
-        with self._for(last.module, last.engine):
+        with nullcontext() if last is None else self._for(last.module, last.engine):
             plain.DeepSpeedStrategy.teardown(self)
         self._engine = None
 

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from drivetrain import strategies as plain
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base.compiled import compiled_in_place
-from drivetrain.base.introspect import reads, temporarily
+from drivetrain.base.introspect import calls, reads, temporarily
 from drivetrain.base.packages import fsdp, fsdp_wrap
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.clusters.environment import ClusterEnvironment
@@ -107,15 +107,12 @@ class _Sharded(Strategy):
         on_meta = torch.device("meta") if empty_init else None
         return entered(on_meta, self.precision_plugin.module_init_context(), self.module_sharded_context())
 
-    def module_sharded_context(self) -> AbstractContextManager[Any]:
-        """Context in which layers can be sharded at their creation; ``setup_module`` shards the other layers."""
-        return self.model_sharded_context()
-
-    def get_module_state_dict(self, module: nn.Module) -> dict[str, Any]:
-        """Return the state of ``module`` for a checkpoint: shards, or on rank 0 complete tensors. Every rank must call
-        this method.
-        """
-        return self.module_state(module)
+    module_sharded_context: Any = calls("model_sharded_context")
+    """Context in which layers can be sharded at their creation; ``setup_module`` shards the other layers."""
+    get_module_state_dict: Any = calls("module_state")
+    """``get_module_state_dict(module)``: return the state of ``module`` for a checkpoint: shards, or on rank 0
+    complete tensors. Every rank must call this method.
+    """
 
     def load_module_state_dict(self, module: nn.Module, state_dict: Mapping[str, Any], strict: bool = True) -> None:
         """Load complete tensors, or a folder with shards, into the shards of ``module``."""

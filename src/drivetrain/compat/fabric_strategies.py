@@ -151,22 +151,15 @@ class FabricVerbs(Verbs):
         self.strategy.module_to_device(obj)
         return obj
 
-    @contextmanager
-    def no_backward_sync(self, model: nn.Module, enabled: bool) -> Iterator[None]:
+    def no_backward_sync(self, model: nn.Module, enabled: bool) -> Any:
         control = self.strategy._backward_sync_control
         block = super().no_backward_sync if control is None else control.no_backward_sync
-        with block(model, enabled):
-            yield
+        return block(model, enabled)
 
-    @contextmanager
-    def module_context(self, empty_init: bool | None) -> Iterator[None]:
-        with self.strategy.module_init_context(empty_init=empty_init):
-            yield
+    def module_context(self, empty_init: bool | None) -> Any:
+        return self.strategy.module_init_context(empty_init=empty_init)
 
-    @contextmanager
-    def tensor_context(self) -> Iterator[None]:
-        with self.strategy.tensor_init_context():
-            yield
+    tensor_context = calls("strategy.tensor_init_context")
 
     def sharded_context(self) -> AbstractContextManager[Any]:
         own = getattr(self.strategy, "module_sharded_context", None)

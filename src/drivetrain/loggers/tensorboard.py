@@ -249,10 +249,9 @@ class TensorBoardLogger(FolderLogger):
             return  # the state is for another folder
         self._sizes, self._last, self._found = state["files"], state["last"], dict(state["last"])
         for name in names:
-            # Processes that resumed from this checkpoint or a later checkpoint have written files with this name.
-            is_later = name.startswith("events.out.") and _RESUMED in name
-            # If the run had no event file at the time of the checkpoint, all event files are later files.
-            is_later = is_later or (name.startswith("events.out.") and not self._sizes)
+            # Processes that resumed from this checkpoint or a later checkpoint have written files with this name. If
+            # the run had no event file at the time of the checkpoint, all event files are later files.
+            is_later = name.startswith("events.out.") and (_RESUMED in name or not self._sizes)
             size = self._sizes.get(name, 0 if is_later else None)
             if size is not None:
                 self._fetch(name)

@@ -163,6 +163,7 @@ class _NoEpochs(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         run: Any = trainer.current_run
         run.limits = dataclasses.replace(run.limits, max_epochs=0)
+        run.hooks.observers.clear()  # a Tuner trains nothing, so a warning would be wrong
 
 
 class _TunersRate(LearningRateFinder):
@@ -170,11 +171,6 @@ class _TunersRate(LearningRateFinder):
 
     The callback's state contains the losses, so that the losses also reach this process if other processes searched.
     """
-
-    def lr_find(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        super().lr_find(trainer, pl_module)
-        run: Any = trainer.current_run
-        run.hooks.observers.clear()  # a Tuner trains nothing, so a warning would be wrong
 
     def _apply(self, trainer: Trainer, rate: float) -> None:
         """Do nothing: the Tuner does not train with the new learning rate."""
