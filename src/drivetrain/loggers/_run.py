@@ -187,7 +187,17 @@ class Tables(RunLogger):
         rows = None if data is None else [list(row) for row in data]
         self._write_table(key, None if columns is None else list(columns), rows, dataframe, step)
 
-    log_text = log_table  # texts are the cells of a table
+    @rank_zero_only
+    def log_text(
+        self,
+        key: str,
+        columns: Sequence[str] | None = None,
+        data: Sequence[Sequence[str]] | None = None,
+        dataframe: Any = None,
+        step: int | None = None,
+    ) -> None:
+        """Log texts as a table, with the arguments of :meth:`log_table`."""
+        self.log_table(key, columns, data, dataframe, step)
 
     @abstractmethod
     def _write_table(self, key: str, columns: Any, rows: Any, dataframe: Any, step: int | None) -> None:
