@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -22,6 +23,17 @@ class Wide(Net):
     pass
 
 
+@dataclasses.dataclass
+class Rate:
+    value: float = 0.1
+
+
+class Rated(LightningModule):
+    def __init__(self, rate: Rate) -> None:
+        super().__init__()
+        self.rate = rate
+
+
 LAYER = {"class_path": "torch.nn.Linear", "init_args": {"in_features": 2, "out_features": 4}}
 
 
@@ -38,3 +50,8 @@ def test_a_subclass_is_named_by_its_path() -> None:
     assert net.width == 3
     with pytest.raises(ConfigurationError, match="no subclass of Net"):
         instantiate_module(Net, {"_class_path": "torch.nn.Linear"})
+
+
+@pytest.mark.parametrize("values", [{"rate.value": 3}, {"rate": {"value": 3}}])
+def test_fields_of_a_dataclass_are_arguments(values: dict[str, Any]) -> None:
+    assert instantiate_module(Rated, values).rate == Rate(3.0)

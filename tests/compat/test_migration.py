@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pickle
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,8 @@ def test_a_layout_that_has_not_changed_stays() -> None:
 def test_names_of_earlier_versions_are_found_inside_the_context_only() -> None:
     with pl_legacy_patch():
         for content in (GPUS, GPUS_EARLIER):
-            assert pickle.loads(content)(3) == 3
+            function = pickle.loads(content)
+            assert pickle.loads(pickle.dumps(function))(3) == 3  # an upgraded checkpoint contains it
         assert pickle.loads(MODE).value == "manual"
     for content in (GPUS, GPUS_EARLIER):
         with pytest.raises((ImportError, AttributeError)):
@@ -101,6 +103,21 @@ def test_files_are_upgraded_and_the_originals_kept(
     upgrade(monkeypatch, tmp_path, "--extension", "pt")
     assert (tmp_path / "other.bak").exists()
     assert Net.load_from_checkpoint(tmp_path / "a.ckpt").hparams.width == 3
+
+
+@pytest.mark.usefixtures("served")
+def test_a_function_among_the_hyperparameters_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Default:
+        def __reduce__(self) -> str:
+            return "_gpus_arg_default"
+
+    Default.__module__ = "pytorch_lightning.utilities.argparse"
+    with pl_legacy_patch():
+        default = Default()
+        sys.modules[Default.__module__]._gpus_arg_default = default  # type: ignore[attr-defined]
+        torch.save(old(hyper_parameters={"gpus": default}), tmp_path / "a.ckpt")
+    upgrade(monkeypatch, tmp_path / "a.ckpt")
+    assert torch.load(tmp_path / "a.ckpt", weights_only=False)["hyper_parameters"]["gpus"](3) == 3
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,32 @@ def test_what_was_read_may_be_changed_before_it_is_restored(
     assert not any(weight.any() for weight in back.weights.values())
 
 
+@pytest.mark.parametrize("states", [0, 2])
+def test_the_number_of_optimizer_states_may_differ(
+    make_trainer: Any, scheduled: Any, loader: Any, tmp_path: Path, states: int
+) -> None:
+    back = GoesBack(
+        tmp_path / "epoch=0.ckpt", lambda kept: {**kept, "optimizer_states": kept["optimizer_states"] * states}
+    )
+    trainer = make_trainer(max_epochs=3, callbacks=[back, saver(tmp_path)], enable_checkpointing=True)
+    trainer.fit(scheduled, loader)
+    assert {int(each["step"]) for each in back.moment["state"].values()} == {4 if states else 8}
+
+
+def test_the_error_of_a_callback_is_not_wrapped(make_trainer: Any, scheduled: Any, loader: Any) -> None:
+    class Fails(Callback):
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            raise ValueError("own error")
+
+    trainer = make_trainer(callbacks=Fails())
+    trainer.fit(scheduled, loader)
+    trainer._checkpoint_connector._loaded_checkpoint = {"callbacks": {"Absent": {}}}
+    trainer._checkpoint_connector.restore_callbacks()  # without a warning
+    trainer._checkpoint_connector._loaded_checkpoint = {"callbacks": {"Absent": {}, Fails().state_key: {}}}
+    with pytest.raises(ValueError, match="^own error$"):
+        trainer._checkpoint_connector.restore_callbacks()
+
+
 def test_a_checkpoint_of_weights_alone_is_a_key_error(
     make_trainer: Any, scheduled: Any, loader: Any, tmp_path: Path
 ) -> None:

@@ -22,6 +22,7 @@ from drivetrain.loops.loaders import LOADER_HOOKS, LOADER_WORDS
 from drivetrain.module.hooks import DataHooks
 from drivetrain.plan import Plan
 from drivetrain.settings import Settings
+from drivetrain.strategies.strategy import Strategy
 from drivetrain.trainer import attach, checkpoint, weights
 
 
@@ -128,7 +129,10 @@ class CheckpointView:
         """Call ``on_load_checkpoint`` of the callbacks, and restore their states."""
         if self._loaded_checkpoint:
             self.trainer.hooks.call_callbacks("on_load_checkpoint", self._loaded_checkpoint)
-            weights.restore_callbacks(self.trainer, self._loaded_checkpoint.get("callbacks", {}))
+            states = self._loaded_checkpoint.get("callbacks", {})
+            for callback in self.trainer.callbacks:
+                if callback.state_key in states:
+                    callback.load_state_dict(states[callback.state_key])
 
     def restore_precision_plugin_state(self) -> None:
         """Restore the precision's state, such as a gradient scaler's."""
@@ -154,7 +158,13 @@ class CheckpointView:
         self.restore_lr_schedulers()
 
     def restore_optimizers(self) -> None:
-        self.trainer.strategy.load_optimizer_state_dict(self._loaded_checkpoint)
+        """Restore the optimizers' states. The number of states may differ from the number of optimizers."""
+        strategy = self.trainer.strategy
+        if any(overrides(strategy, own, Strategy) for own in ("load_optimizer_states", "load_optimizer_state_dict")):
+            strategy.load_optimizer_state_dict(self._loaded_checkpoint)
+            return
+        for optimizer, state in zip(strategy.optimizers, self._loaded_checkpoint["optimizer_states"], strict=False):
+            optimizer.load_state_dict(state)
 
     def restore_lr_schedulers(self) -> None:
         states = self._loaded_checkpoint["lr_schedulers"]

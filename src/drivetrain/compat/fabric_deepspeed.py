@@ -245,11 +245,11 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
 
     def teardown(self) -> None:
         """Release the engines. With one process, the modules contain complete parameters afterwards."""
-        last = self._all.pop() if self._all else None
-        while self._all:
+        while len(self._all) > 1:
             one = self._all.pop(0)
             with self._for(one.module, one.engine):
                 self._let_go()
+        last = self._all.pop() if self._all else None
         with nullcontext() if last is None else self._for(last.module, last.engine):
             plain.DeepSpeedStrategy.teardown(self)
         self._engine = None

@@ -38,4 +38,5 @@ def instantiate_module(class_type: type[ModuleType], config: Mapping[str, Any]) 
     options = options_below(parser, "module")  # other names are arguments for ``**kwargs``
     parsed = parser.parse_object({"module": {name: value for name, value in values.items() if name in options}})
     made = parser.instantiate(parsed).get("module")
-    return cls(**{**values, **({} if made is None else vars(made))})
+    others = {name: value for name, value in values.items() if name not in options}
+    return cls(**{**({} if made is None else vars(made)), **others})

@@ -118,7 +118,7 @@ def test_a_plugin_of_ones_own_by_its_name(make_trainer: Any, regression: Any, da
         assert type(trainer.strategy.source.training_type_plugin) is Own
         assert trainer.strategy.ddp_arguments == {"find_unused_parameters": False}
         assert "own" in TrainingTypePluginsRegistry.available_plugins()
-        assert isinstance(TrainingTypePluginsRegistry.get("own"), Own)
+        assert isinstance(TrainingTypePluginsRegistry.get(name="own"), Own)
     finally:
         del PLUGINS["own"]
 

@@ -176,6 +176,15 @@ def test_s2_6_no_clipping(value: Any) -> None:
     assert model.net.weight.grad.abs().max() == 3
 
 
+def test_s2_6_a_precision_plugin_gets_the_default_algorithm() -> None:
+    class Clips(PrecisionPlugin):
+        def clip_gradients(self, optimizer: Any, clip_val: Any, algorithm: Any) -> Any:  # type: ignore[override]
+            return clip_val, algorithm
+
+    accelerator = Accelerator(Clips(), SingleDevicePlugin("cpu"))
+    assert accelerator.clip_gradients(None, clip_val=2.0) == (2.0, "norm")
+
+
 def test_s2_6_clipping_by_norm_and_by_value_leaves_other_optimizers_alone() -> None:
     model, other = Net(), nn.Linear(2, 2)
     accelerator = set_up(model)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import inspect
+import pickle
 import re
 import warnings
 from pathlib import Path
@@ -300,6 +302,20 @@ def test_the_loaders_arguments_of_that_time() -> None:
         trainer.validate(Evaluated(), val_dataloaders=loader(), verbose=False, ckpt_path="best")
     assert list(results) == ["loss"]
     assert list(trainer.accelerator.results[0]) == ["loss"]
+
+
+@pytest.mark.parametrize(("call", "then"), [("validate", "val_dataloaders"), ("test", "test_dataloaders")])
+def test_an_evaluation_can_be_pickled_and_shows_its_arguments(call: str, then: str) -> None:
+    method = pickle.loads(pickle.dumps(getattr(quiet(), call)))
+    assert (method.__name__, then in inspect.signature(method).parameters) == (call, True)
+    assert inspect.getdoc(method)
+
+
+@pytest.mark.parametrize(("text", "number"), [("17", 17), ("", None), ("of the test", None)])
+def test_the_job_of_slurm(monkeypatch: pytest.MonkeyPatch, text: str, number: int | None) -> None:
+    trainer = quiet()
+    monkeypatch.setenv("SLURM_JOB_ID", text)
+    assert trainer.slurm_job_id == number
 
 
 def test_options_of_a_command_line() -> None:

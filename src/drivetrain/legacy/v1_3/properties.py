@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import drivetrain.trainer.trainer
 from drivetrain.base.introspect import reads
-from drivetrain.clusters.slurm import SLURMEnvironment
 from drivetrain.loops.progress import Phase, TrainerFn
 from drivetrain.strategies.ddp import DDPStrategy
 from drivetrain.strategies.ddp2 import DDP2Strategy
@@ -80,7 +80,8 @@ class Asked(drivetrain.trainer.trainer.Trainer):
     @property
     def slurm_job_id(self) -> int | None:
         """SLURM's id of the job; ``None`` in an interactive job."""
-        return SLURMEnvironment().job_id()
+        number = os.environ.get("SLURM_JOB_ID", "")
+        return int(number) if number.isdigit() else None
 
     @property
     def use_amp(self) -> bool:

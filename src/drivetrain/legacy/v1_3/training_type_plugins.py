@@ -213,7 +213,10 @@ class TrainingTypePluginsRegistry:
 
         return add if plugin is None else add(plugin)
 
-    get = staticmethod(training_type_plugin_of)
+    @staticmethod
+    def get(name: str) -> TrainingTypePlugin:
+        """Return a new plugin of this name."""
+        return training_type_plugin_of(name)
 
     @staticmethod
     def available_plugins() -> list[str]:
