@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import drivetrain
 from drivetrain import strategies as plain
 from drivetrain.compat import fabric_strategies as served
+from drivetrain.compat.fabric_deepspeed import FabricDeepSpeedStrategy, _Trained
 from drivetrain.compat.fabric_strategies import MEMBERS, REFUSED
 from drivetrain.engine.wrappers import EngineModule, OptimizerHandle
 from drivetrain.errors import CheckpointError, ConfigurationError
@@ -501,3 +502,33 @@ def test_members_of_ones_own_and_those_of_a_trainer_are_nobodys_business() -> No
         "Mine", (fabric_base("SingleDeviceStrategy"),), {"anything": 3, "setup": lambda self, trainer: None}
     )
     drivetrain.Engine(accelerator="cpu", strategy=strategy()).setup(nn.Linear(1, 1))
+
+
+def test_each_context_of_fabric_can_decorate_a_function() -> None:
+    import lightning as L
+
+    fabric = L.Fabric(strategy=fabric_base("SingleDeviceStrategy")("cpu"))
+    model = fabric.setup(nn.Linear(1, 1))
+    for context in (fabric.init_module(), fabric.init_tensor(), fabric.no_backward_sync(model)):
+        made = context(nn.Linear)
+        assert made(1, 2).weight.shape == made(1, 2).weight.shape == (2, 1)
+
+
+def test_engines_of_deepspeed_after_an_error_in_teardown_are_released_by_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    released = []
+
+    class Fails(FabricDeepSpeedStrategy):
+        def _let_go(self) -> None:
+            if self._engine == "first":
+                raise RuntimeError("of DeepSpeed")
+
+    monkeypatch.setattr(plain.DeepSpeedStrategy, "teardown", lambda self: released.append(self._engine))
+    strategy: Any = object.__new__(Fails)  # the constructor needs DeepSpeed
+    vars(strategy).update(lightning_module=None, _engine=None)
+    strategy._all = [_Trained(name, nn.Linear(1, 1), None, None) for name in ("first", "last")]
+    with pytest.raises(RuntimeError, match="of DeepSpeed"):
+        strategy.teardown()
+    strategy.teardown()
+    assert released == ["last"]

@@ -151,15 +151,24 @@ class FabricVerbs(Verbs):
         self.strategy.module_to_device(obj)
         return obj
 
-    def no_backward_sync(self, model: nn.Module, enabled: bool) -> Any:
+    # Each context of contextmanager() can also decorate a function, which an override's context may not support.
+
+    @contextmanager
+    def no_backward_sync(self, model: nn.Module, enabled: bool) -> Iterator[None]:
         control = self.strategy._backward_sync_control
         block = super().no_backward_sync if control is None else control.no_backward_sync
-        return block(model, enabled)
+        with block(model, enabled):
+            yield
 
-    def module_context(self, empty_init: bool | None) -> Any:
-        return self.strategy.module_init_context(empty_init=empty_init)
+    @contextmanager
+    def module_context(self, empty_init: bool | None) -> Iterator[None]:
+        with self.strategy.module_init_context(empty_init=empty_init):
+            yield
 
-    tensor_context = calls("strategy.tensor_init_context")
+    @contextmanager
+    def tensor_context(self) -> Iterator[None]:
+        with self.strategy.tensor_init_context():
+            yield
 
     def sharded_context(self) -> AbstractContextManager[Any]:
         own = getattr(self.strategy, "module_sharded_context", None)
