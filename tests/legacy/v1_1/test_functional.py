@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import pickle
 
 import pytest
 import torch
@@ -33,6 +34,12 @@ def test_the_shape_of_scores_tells_the_task(name: str) -> None:
     torch.testing.assert_close(then(*binary, pos_label=1), today(*binary, task="binary"))
     with pytest.raises((TypeError, ValueError), match="sample_weight"):
         then(*binary, sample_weight=[1.0] * 4)
+
+
+@pytest.mark.parametrize("name", ["auroc", "multiclass_auroc", "roc"])
+def test_a_function_of_scores_can_be_pickled(name: str) -> None:
+    then = getattr(functional, name)
+    assert pickle.loads(pickle.dumps(then)) is then
 
 
 def test_counts_of_classes() -> None:

@@ -62,6 +62,7 @@ def _scored(today: Callable[..., Any]) -> Callable[..., Any]:
             kwargs.pop("pos_label", None)
         return classified(pred, target, *args, **kwargs)
 
+    call.__qualname__ = call.__name__ = today.__name__  # the name by which pickle finds the function
     return call
 
 
