@@ -109,7 +109,7 @@ class Callback:
         """Called before the validation batches of the sanity check."""
 
     def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Called after the sanity check. The Trainer restores metrics, progress and random generators then."""
+        """Called after the sanity check, before the Trainer restores metrics, progress and random generators."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Called before the first epoch."""
@@ -130,7 +130,7 @@ class Callback:
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Called after a training batch. ``outputs`` is a dictionary with the unscaled "loss" and the other items that
-        the step returned, all detached from the graph.
+        the step returned, all detached from the graph. If the step returned ``None``, the dictionary is empty.
         """
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
