@@ -109,7 +109,9 @@ class Callback:
         """Called before the validation batches of the sanity check."""
 
     def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Called after the sanity check, before the Trainer restores metrics, progress and random generators."""
+        """Called after the sanity check. After this hook, the Trainer restores the earlier metrics, progress and random
+        state.
+        """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Called before the first epoch."""

@@ -20,6 +20,7 @@ from drivetrain.base.introspect import (
     taken,
     takes,
     takes_iterator,
+    temporarily,
 )
 from drivetrain.callbacks import EarlyStopping
 
@@ -312,3 +313,13 @@ def test_a_wrapper_of_a_bound_method_that_is_bound_again_keeps_its_arguments() -
         assert taken(steps.training_step, {"extra": 1, "other": 2}) == {"extra": 1}
         assert steps.training_step(1, 2) == (1, 2)
     assert missing_arguments(steps.training_step, Steps.training_step) is None
+
+
+def test_entries_that_are_changed_temporarily() -> None:
+    entries = {"old": 1, "kept": 2}
+    with temporarily(entries, old=3, new=4):
+        assert entries == {"old": 3, "kept": 2, "new": 4}
+    assert entries == {"old": 1, "kept": 2}
+    with pytest.raises(KeyError), temporarily(entries, old=3, new=4):
+        del entries["new"], entries["missing"]
+    assert entries == {"old": 1, "kept": 2}

@@ -308,7 +308,7 @@ def test_the_files_of_a_manifest_stay_if_the_save_fails_after_it(tmp_path: Path)
 @pytest.fixture
 def apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each process lists its parts of tensors in a file of its own, as it does if there are very many."""
-    monkeypatch.setattr(sharded, "MOST_IN_MANIFEST", 12)  # three processes have four parts at most
+    monkeypatch.setattr(part_lists, "MOST_IN_MANIFEST", 12)  # three processes have four parts at most
 
 
 @pytest.mark.parametrize("folder", ["local", "address"])
@@ -347,7 +347,7 @@ def test_a_damaged_list_of_parts_is_named(tmp_path: Path) -> None:
 def test_a_strategy_lists_very_many_parts_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: Any, most: int
 ) -> None:
-    monkeypatch.setattr(sharded, "MOST_IN_MANIFEST", most)
+    monkeypatch.setattr(part_lists, "MOST_IN_MANIFEST", most)
     strategy, path = SingleDeviceStrategy(checkpoint_io=store()), tmp_path / "a.ckpt"
     checkpoint = {"step": 3, "state_dict": {"w": WHOLE, "b": torch.ones(2)}}
     sharded_files.save(strategy, checkpoint, path)

@@ -114,7 +114,7 @@ class NothingRuns(LightningCLI):
 def test_a_spawned_rank_writes_the_file_of_a_class_too(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     place = f"{PROGRAM}:Net"
     parsed = cli("fit", f"--model={place}", model_class=None, datamodule_class=None, cls=NothingRuns)
-    parser = pickle.loads(pickle.dumps(parsed._own_parser()))
+    parser = pickle.loads(pickle.dumps(parsed._parser(parsed.subcommand)))
     monkeypatch.setattr(class_files, "imported", {})
     assert f"class_path: {place}" in parser.dump(parsed.config["fit"])
     assert "class_path: cli_program.Net" in parser.dump(parsed.config["fit"], format="yaml")  # for a checkpoint

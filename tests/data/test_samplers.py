@@ -13,7 +13,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from drivetrain.data import batched
 from drivetrain.data.batched import as_list, drawn_order, draws_each_once
-from drivetrain.data.samplers import RankBatches, order_of, samples_in, share, slice_of
+from drivetrain.data.samplers import order_of, samples_in, share, slice_of
 from drivetrain.errors import ConfigurationError
 
 DATA = TensorDataset(torch.arange(10))
@@ -194,11 +194,6 @@ def test_a_rank_of_1024_does_not_look_at_the_samples_of_the_others() -> None:
 def test_an_order_that_is_drawn_sample_by_sample_is_counted() -> None:
     """The negative control."""
     assert draws_per_batch(lambda data: RandomSampler(data, num_samples=len(data) - 1), 1024) > 8000
-
-
-def test_the_contract_is_abstract() -> None:
-    with pytest.raises(TypeError, match="abstract"):
-        RankBatches(DATA, 4, 0, 2, alone)  # type: ignore[abstract]
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from drivetrain import Engine, LightningModule, Trainer
+from drivetrain.base.tree import parameters_of
 from drivetrain.callbacks import ModelCheckpoint
 from drivetrain.checkpoints import TorchCheckpointIO
-from drivetrain.module.optimizers import parameters_of
 from drivetrain.testing import FakeAccelerator
 
 

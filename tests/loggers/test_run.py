@@ -10,7 +10,7 @@ import pytest
 
 from drivetrain.errors import ConfigurationError
 from drivetrain.loggers import CometLogger, MLFlowLogger, NeptuneLogger, TrackioLogger, WandbLogger
-from drivetrain.loggers._run import RunLogger, flat, mapping_of
+from drivetrain.loggers._run import RunLogger, Tables, flat, mapping_of
 
 
 class Service(RunLogger):
@@ -54,6 +54,19 @@ def test_a_run_begins_once_and_a_copy_continues_it() -> None:
     assert (logger.version, logger.is_undecided, logger.state_dict()) == ("new", False, {"run_id": "new"})
     copy = pickle.loads(pickle.dumps(logger))
     assert copy.version == "new"
+
+
+def test_texts_are_logged_by_the_tables_of_a_subclass() -> None:
+    written = []
+
+    class OfOwnTables(Tables, Service):
+        def log_table(self, key: str, *args: Any, **kwargs: Any) -> None:
+            written.append((key, *args))
+
+        def _write_table(self, *args: Any) -> None: ...
+
+    OfOwnTables().log_text("a", ["b"], [["c"]])
+    assert written == [("a", ["b"], [["c"]], None, None)]
 
 
 def test_a_run_that_cannot_begin_is_an_error_with_its_cause() -> None:

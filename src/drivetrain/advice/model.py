@@ -11,9 +11,8 @@ from torch.optim import Optimizer
 
 from drivetrain.advice.watch import Watch
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
-from drivetrain.base.tree import leaves
+from drivetrain.base.tree import leaves, parameters_of
 from drivetrain.loops.run import Run
-from drivetrain.module.optimizers import parameters_of
 from drivetrain.strategies.step import steps_itself
 
 _HALF_OF_SMALLEST = 2.0**-25  # half of float16's smallest positive number: smaller values round to 0

@@ -9,9 +9,10 @@ from typing import Any
 
 from drivetrain.advice.watch import Watch
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
+from drivetrain.base.tree import gradients_of, parameters_of
 from drivetrain.errors import ConfigurationError, number_of
 from drivetrain.loops.run import ENDLESS, Run
-from drivetrain.module.optimizers import LRSchedulerConfig, parameters_of
+from drivetrain.module.optimizers import LRSchedulerConfig
 
 
 class _EpochWatch(Watch):
@@ -123,7 +124,7 @@ class ManualWatch(_EpochWatch):
 
         def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
             nonlocal seen_twice
-            gradient = next((each.grad for each in parameters_of(optimizer) if each.grad is not None), None)
+            gradient = next(iter(gradients_of(optimizer)), None)
             if gradient is None or seen_twice:
                 return
             handle = self._idle.pop(index, None)

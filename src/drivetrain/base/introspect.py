@@ -7,7 +7,8 @@ import inspect
 import os
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -280,3 +281,20 @@ def calls(path: str) -> Any:
 
     method.__name__ = method.__qualname__ = path.rpartition(".")[2]  # the name in tracebacks
     return method
+
+
+@contextmanager
+def temporarily(entries: MutableMapping[str, Any], /, **changes: Any) -> Iterator[None]:
+    """Context in which ``entries``, such as ``vars(obj)`` or ``os.environ``, has these values; at its end, it has its
+    earlier ones.
+
+    The attributes of an object are changed through ``vars(obj)`` if a property's setter would do other work, too.
+    """
+    before = {name: entries[name] for name in changes if name in entries}
+    entries.update(changes)
+    try:
+        yield
+    finally:
+        for name in changes.keys() - before.keys():
+            entries.pop(name, None)
+        entries.update(before)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch.distributed.tensor.parallel as tensor_parallel
     import tqdm.auto as tqdm_auto
 
-    ipython_display: Any  # mypy reads base/notebook.py before the function below
+    ipython_display: Any  # for mypy, which checks base/notebook.py before this file
 
 __all__ = [  # only these names have types
     "dcp", "dcp_files", "dcp_saver", "device_mesh", "dtensor", "fcntl", "fsdp", "psutil", "rich", "rich_console",

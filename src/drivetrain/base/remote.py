@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from drivetrain.base import files
-from drivetrain.base.files import is_remote
 from drivetrain.base.packages import fsspec, fsspec_core, fsspec_spec
 from drivetrain.errors import ConfigurationError, MissingPackageError, shown
 
@@ -44,7 +43,7 @@ def is_known(path: Any) -> bool:
     """Return whether ``path`` is an address with a protocol that fsspec supports, even if the package for the protocol
     is missing.
     """
-    if not is_remote(path):
+    if not files.is_remote(path):
         return False
     protocol = _protocol(os.fspath(path))
     if importlib.util.find_spec("fsspec") is None:
@@ -59,7 +58,7 @@ def check(path: Any) -> None:
     Raises:
         ConfigurationError: a package is missing, or fsspec does not support the protocol.
     """
-    if not is_remote(path):
+    if not files.is_remote(path):
         return
     address = os.fspath(path)
     protocol = _protocol(address)
@@ -89,7 +88,7 @@ def check_writable(path: Any) -> None:
     Raises:
         ConfigurationError: as in :func:`check`, or the file system is read-only.
     """
-    if is_remote(path) and _protocol(os.fspath(path)) in _READ_ONLY:
+    if files.is_remote(path) and _protocol(os.fspath(path)) in _READ_ONLY:
         raise ConfigurationError(
             f"{os.fspath(path)} can only be read. Write to a local path, or to an address such as s3://bucket/folder."
         )
@@ -246,12 +245,12 @@ def copy(source: str | os.PathLike[str], path: str | os.PathLike[str], replaces:
     Raises:
         OSError: the file could not be copied. An existing file at ``path`` is unchanged.
     """
-    if not is_remote(path):
+    if not files.is_remote(path):
         with fetched(source) as local:
             return files.copy(local, path, replaces)
     try:
-        if not is_remote(source) or not replaces or _opened(source)[0] is not _opened(path)[0]:
-            with fetched(source) if is_remote(source) else contextlib.nullcontext(source) as local:
+        if not files.is_remote(source) or not replaces or _opened(source)[0] is not _opened(path)[0]:
+            with fetched(source) if files.is_remote(source) else contextlib.nullcontext(source) as local:
                 upload(local, path, new=not replaces)
         else:
             with _asked(path, "could not be written") as (system, name):

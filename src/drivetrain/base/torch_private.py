@@ -89,7 +89,9 @@ def __getattr__(name: str) -> Any:
 
 
 def where(name: str) -> tuple[Any, str]:
-    """Return the object of torch that has ``name``, and the attribute's name. A caller can replace the attribute."""
+    """Return the object of torch that has the attribute which this module calls ``name``, and the attribute's name in
+    torch. A caller can replace the attribute.
+    """
     module, _, path = _PATHS[name][0].partition(":")
     *owners, attribute = path.split(".")
     try:
@@ -152,12 +154,9 @@ def watching() -> Callable[[], Any]:
     Raises:
         ImportError, AttributeError: torch lacks a name.
     """
-    dispatch_modes, function_modes, is_profiling = (
-        _own.count_dispatch_modes,
-        _own.count_function_modes,
-        _own.is_profiling,
-    )
-    is_transforming, saved, is_anomaly_enabled = _own.is_transforming, _own.top_saved_hooks, torch.is_anomaly_enabled
+    dispatch_modes, function_modes = _own.count_dispatch_modes, _own.count_function_modes
+    is_profiling, is_transforming = _own.is_profiling, _own.is_transforming
+    saved, is_anomaly_enabled = _own.top_saved_hooks, torch.is_anomaly_enabled
     compiled: Any = importlib.import_module("torch._dynamo.compiled_autograd")
     compiled.compiled_autograd_enabled  # noqa: B018  # raises an AttributeError if torch lacks the name
 
@@ -216,7 +215,7 @@ def copy_hooks(old: nn.Module, new: nn.Module) -> None:
 
 
 def replica_of(module: nn.Module) -> nn.Module:
-    """Copy a module without its submodules, as DataParallel does."""
+    """Return a shallow copy of a module, made as DataParallel makes it: without parameters of its own."""
     copy: nn.Module = module._replicate_for_data_parallel()  # type: ignore[no-untyped-call]  # torch has no types for it
     vars(copy).pop(COMPILED_CALL, None)  # a compiled call would run the original module
     return copy

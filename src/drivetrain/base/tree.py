@@ -1,4 +1,4 @@
-"""Move and detach nested batches, and find the leaves and sizes of batches.
+"""Move and detach nested batches, find their leaves and sizes, and list an optimizer's parameters and gradients.
 
 A batch is a tree. The leaves are tensors, or other objects with a method ``to``. The nodes are lists, tuples, named
 tuples, mappings and dataclasses. Every function keeps the types of the nodes and returns all other values unchanged.
@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 _NUMBERS = frozenset({int, float, bool, str, type(None)})
 _HOST = torch.device("cpu")
@@ -186,3 +187,20 @@ def leaves(tree: Any) -> Iterator[tuple[str, Any]]:
     for key, value in items:
         for path, leaf in leaves(value):
             yield f"{key}/{path}" if path else str(key), leaf
+
+
+def parameters_of(optimizer: Any) -> list[nn.Parameter]:
+    """Return all parameters in the optimizer's parameter groups."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def gradients_of(optimizer: Any) -> list[Tensor]:
+    """Return the gradients of the optimizer's parameters, without those that are ``None``."""
+    return [parameter.grad for parameter in parameters_of(optimizer) if parameter.grad is not None]
+
+
+def rescale(optimizers: Optimizer | Sequence[Optimizer] | None, factor: float | Tensor) -> None:
+    """Multiply the gradients of the parameters of one or more optimizers by ``factor``."""
+    for optimizer in optimizers if isinstance(optimizers, Sequence) else [optimizers]:
+        for gradient in [] if optimizer is None else gradients_of(optimizer):
+            gradient.mul_(factor)

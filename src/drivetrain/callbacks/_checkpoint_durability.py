@@ -140,8 +140,7 @@ class StoredCheckpoint(NamedCheckpoint):
             return False
         if self.save_top_k == -1 or len(self.best_k_models) < self.save_top_k or self.kth_value is None:
             return True
-        better = bool(current < self.kth_value if self.mode == "min" else current > self.kth_value)
-        return trainer.strategy.reduce_boolean_decision(better)
+        return trainer.strategy.reduce_boolean_decision(self._better(current, self.kth_value))
 
     def _ranking(self, scores: dict[str, Tensor]) -> list[str]:
         """Return the paths of ``scores``, the best first. Without ``monitor``, the newest checkpoint is the best. If

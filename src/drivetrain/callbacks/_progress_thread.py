@@ -23,7 +23,10 @@ DRAWING = threading.RLock()
 _LOSS_EACH_S = 2.0
 """The minimum number of seconds between two readings of the loss, because a reading waits for the device."""
 
-_TITLES = {"sanity_check": "Sanity check", "validate": "Validation", "test": "Test", "predict": "Prediction"}
+TITLES = {
+    "sanity_check": "Sanity check", "train": "Epoch", "validate": "Validation", "test": "Test", "predict": "Prediction",
+}  # fmt: skip
+"""The name of each stage."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +74,8 @@ class Snapshot:
     @property
     def title(self) -> str:
         """The name of the stage; in training, followed by :attr:`epoch_text`."""
-        if not self.is_training:
-            return self.description or _TITLES[self.stage]
-        return f"{self.description or 'Epoch'} {self.epoch_text}"
+        name = self.description or TITLES[self.stage]
+        return f"{name} {self.epoch_text}" if self.is_training else name
 
     @property
     def epoch_text(self) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from drivetrain.base.lazy import on_first_use
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.callback import Callback, LightningModule, Trainer
-from drivetrain.callbacks._progress_thread import DRAWING, ProgressThread, Snapshot
+from drivetrain.callbacks._progress_thread import DRAWING, TITLES, ProgressThread, Snapshot
 from drivetrain.errors import WrongTypeError, wrong_value
 from drivetrain.loops.progress import RunningStage, TrainerFn
 
@@ -25,6 +25,11 @@ with on_first_use:
     from drivetrain.callbacks import _fit_summary, notebook_progress, plain_progress, rich_progress
 
 __all__ = ["ProgressBar", "Snapshot", "default_progress_bar"]
+
+
+def _title_of(stage: str, doc: str) -> Any:
+    """Return a property with the name of ``stage``."""
+    return property(lambda bar: TITLES[stage], doc=doc)
 
 
 class ProgressBar(Callback):
@@ -145,30 +150,11 @@ class ProgressBar(Callback):
 
     # A subclass may override these properties to change the text.
 
-    @property
-    def sanity_check_description(self) -> str:
-        """The name of the sanity check."""
-        return "Sanity check"
-
-    @property
-    def train_description(self) -> str:
-        """The name of an epoch, before the epoch's number."""
-        return "Epoch"
-
-    @property
-    def validation_description(self) -> str:
-        """The name of a validation."""
-        return "Validation"
-
-    @property
-    def test_description(self) -> str:
-        """The name of a test."""
-        return "Test"
-
-    @property
-    def predict_description(self) -> str:
-        """The name of a prediction."""
-        return "Prediction"
+    sanity_check_description = _title_of("sanity_check", "The name of the sanity check.")
+    train_description = _title_of("train", "The name of an epoch, before the epoch's number.")
+    validation_description = _title_of("validate", "The name of a validation.")
+    test_description = _title_of("test", "The name of a test.")
+    predict_description = _title_of("predict", "The name of a prediction.")
 
     def enable(self) -> None:
         """Draw the bar again after :meth:`disable`. If the run began without a bar, the bar appears at the next epoch

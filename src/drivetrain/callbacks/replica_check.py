@@ -173,7 +173,7 @@ class ReplicaCheck(Callback):
         self._buffers, self._equal_at_step = now, trainer.global_step
 
     def _prints(self, trainer: Trainer) -> dict[Ranks, _Prints]:
-        """Return this rank's tensors for each group of ranks that should have equal values."""
+        """Return the compared tensors of this rank, by the ranks that should have the same values of the tensor."""
         buffers = {id(buffer) for buffer in trainer.lightning_module.buffers()}
         found: dict[Ranks, _Prints] = {}
         for name, tensor in self._compared(trainer):

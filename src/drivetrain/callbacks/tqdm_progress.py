@@ -59,7 +59,7 @@ class TQDMProgressBar(ProgressBar):
     # ---- for subclasses ------------------------------------------------------------------------------------------
 
     def init_train_tqdm(self) -> Any:
-        """Return a new bar for epochs. The similar methods return a new bar for an evaluation."""
+        """Return a new bar for the batches of training epochs. The similar methods return a bar for an evaluation."""
         return _new_bar(
             bar_format=self.BAR_FORMAT, position=self.process_position + self._transient, leave=not self._transient
         )

@@ -231,19 +231,24 @@ class AsyncCheckpointIO(CheckpointIO):
             write.set_result(None)
         return write
 
-    def after(self, source: str | Path, path: str | Path, function: Callable[..., Any], *args: Any) -> None:
-        """When ``source`` is written, call ``function``, which makes ``path`` from ``source``. If ``source`` cannot be
-        written, ``function`` is not called.
+    def copy_later(
+        self, copy: Callable[..., bool], source: str | Path, path: str | Path, link: bool, replaces: bool
+    ) -> bool:
+        """When ``source`` is written, call ``copy``, which makes ``path`` from ``source``. If ``source`` cannot be
+        written, ``copy`` is not called. Return False, and copy nothing, if there is a file that must not be replaced.
         """
+        if not replaces and self.exists(path):
+            return False
         written = self._writes[str(source)]
 
         def when_written() -> None:
             # raises the error of a failed write, without a wait: the thread has finished the write
             written.result()
-            if function(*args) is False:
+            if copy(source, path, link, replaces) is False:
                 raise _taken(path)
 
         self.begin(path, when_written)
+        return True
 
     def _write(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any, is_new: bool
@@ -314,10 +319,7 @@ class AsyncCheckpointIO(CheckpointIO):
         """Copy or link ``source``. If ``source`` is still being written, the thread makes the copy or link later."""
         if self.is_durable(source):
             return self.checkpoint_io.copy(source, path, link, replaces)
-        if not replaces and self.exists(path):
-            return False
-        self.after(source, path, self.checkpoint_io.copy, source, path, link, replaces)
-        return True
+        return self.copy_later(self.checkpoint_io.copy, source, path, link, replaces)
 
     def is_durable(self, path: str | Path) -> bool:
         write = self._writes.get(str(path))

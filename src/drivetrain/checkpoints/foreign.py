@@ -288,11 +288,8 @@ class _Unpickler(pickle._Unpickler):
     def load_newobj(self) -> None:
         args, kind = self.stack.pop(), self.stack.pop()
         # As in pickle, __init__ is not called. But a Parameter without __init__ would not share memory with its tensor.
-        if (
-            isinstance(kind, type)
-            and id(kind) in self._callable - {id(torch.nn.Parameter)}
-            and not _is_old_sparse(kind)
-        ):
+        is_new = isinstance(kind, type) and id(kind) in self._callable - {id(torch.nn.Parameter)}
+        if is_new and not _is_old_sparse(kind):
             self.stack.append(kind.__new__(kind, *args))
         else:
             self.stack.append(self._called(kind, args))

@@ -263,10 +263,7 @@ def behind(path: str | Path) -> types.ModuleType | None:
     """Return the module that reads and writes at the address ``path``; ``None`` for a local path, or for an address
     that fsspec does not support.
     """
-    if not files.is_remote(path):
-        return None
-
-    return remote if remote.is_known(path) else None
+    return remote if files.is_remote(path) and remote.is_known(path) else None
 
 
 @contextlib.contextmanager

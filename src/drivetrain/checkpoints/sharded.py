@@ -21,6 +21,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import shutil
 import tempfile
 import zlib
@@ -34,22 +35,15 @@ from torch import Tensor
 from drivetrain.base import files
 from drivetrain.base.memory import contents_of
 from drivetrain.base.restoring import COUNT, Form, count, entry, expect, restoring
-from drivetrain.checkpoints import json_tree
-from drivetrain.checkpoints.part_lists import (
-    MOST_IN_MANIFEST,
-    Piece,
-    Stored,
-    Written,
-    add_rows,
-    rows_of,
-    tensors_of,
-)
+from drivetrain.checkpoints import json_tree, part_lists
+from drivetrain.checkpoints.part_lists import Piece, Stored, Written
 from drivetrain.checkpoints.unread import UnreadTensor
 from drivetrain.checkpoints.writer_process import Summed, write_plain
 from drivetrain.errors import CheckpointError
 
 MANIFEST = "manifest.json"
 _FORMAT = "drivetrain sharded checkpoint"
+_OWN_FILE = re.compile(r"[0-9a-f]{8}\..*(\.bin|state\.json|parts\.json)")
 _VERSION = 2  # version 1: the manifest itself lists all parts
 
 Folder = Path | str
@@ -139,10 +133,10 @@ def list_apart(folder: Folder, name: str, written: Written, processes: int, writ
     Returns:
         ``written``, or a copy of ``written`` with the file instead of the parts.
     """
-    if sum(len(each.pieces) for each in written.tensors.values()) * processes <= MOST_IN_MANIFEST:
+    if sum(len(each.pieces) for each in written.tensors.values()) * processes <= part_lists.MOST_IN_MANIFEST:
         return written
     [file] = written.files
-    listed = _measures(write(_in(folder, name), [("", rows_of(written))]))
+    listed = _measures(write(_in(folder, name), [("", part_lists.rows_of(written))]))
     return Written({**written.files, name: listed}, {}, {name: file})
 
 
@@ -226,15 +220,8 @@ def _remove_others(folder: Folder, kept: Iterable[str]) -> None:
 
 
 def _own_files(folder: Folder) -> Iterator[str]:
-    """Yield the file names in ``folder`` that have the form of a checkpoint's file names."""
-    for name in files.names(folder):
-        digits, _, rest = name.partition(".")
-        if (
-            len(digits) == 8
-            and rest.endswith((".bin", "state.json", "parts.json"))
-            and set(digits) <= set("0123456789abcdef")
-        ):
-            yield name
+    """Return the file names in ``folder`` that have the form of a checkpoint's file names."""
+    return filter(_OWN_FILE.fullmatch, files.names(folder))
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
@@ -315,14 +302,14 @@ def _manifest(path: Folder) -> dict[str, Any]:
 
 def _tensors(path: Folder, manifest: Mapping[str, Any]) -> dict[str, Stored]:
     with restoring(f"{os.path.basename(path)}/{MANIFEST}"):
-        tensors = tensors_of(entry(manifest, "tensors", _TENSORS))
+        tensors = part_lists.tensors_of(entry(manifest, "tensors", _TENSORS))
         lists: dict[str, str] = expect(manifest.get("lists", {}), (dict, {str: str}))
     for name, file in lists.items():
         with _reading(_in(path, name)):
             content = files.read(_in(path, name))
         _check(_in(path, name), manifest["files"].get(name, {}), len(content), zlib.crc32(content))
         with restoring(f"{os.path.basename(path)}/{name}"):
-            add_rows(tensors, content, entry(manifest["files"], file, dict) and file)
+            part_lists.add_rows(tensors, content, entry(manifest["files"], file, dict) and file)
     return tensors
 
 

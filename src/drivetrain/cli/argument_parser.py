@@ -47,8 +47,8 @@ from drivetrain.settings import DOCS
 from drivetrain.trainer.trainer import Trainer
 
 AUTOMATIC = "AUTOMATIC"
-"""The default of ``link_to``: LightningCLI makes the model's ``configure_optimizers`` return the optimizer or the
-scheduler.
+"""The default of the argument ``link_to`` of ``add_optimizer_args`` and ``add_lr_scheduler_args``: LightningCLI makes
+the model's ``configure_optimizers`` return the added optimizer or scheduler.
 """
 
 

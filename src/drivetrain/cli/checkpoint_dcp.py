@@ -110,7 +110,8 @@ def _load(file: Path, at: int, length: int, name: str) -> Any:
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[Path]]:
-    """Return the folder's entries and its files. The values of the tensors are not read yet.
+    """Return the entries of the checkpoint in the folder ``path``, and the paths of its files. The values of the
+    tensors are not read yet.
 
     Raises:
         CheckpointError: the folder is damaged, or has a form that is not supported.

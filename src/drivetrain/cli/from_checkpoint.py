@@ -106,7 +106,7 @@ def with_hyperparameters(parser: ArgumentParser, config: Namespace, path: str, a
         current = current.get("init_args", current)
     else:
         check_names({"class_path": class_path})
-        of_class = _parser_of(_imported(class_path))
+        of_class = parser_of(_imported(class_path))
         current = as_plain(of_class, of_class.get_defaults()).get("module") or {}
     check_names({name: value for name, value in values.items() if _differs(value, current.get(name))})
     try:
@@ -115,7 +115,7 @@ def with_hyperparameters(parser: ArgumentParser, config: Namespace, path: str, a
                 model = _of_class(class_path or before["class_path"], values, class_path is not None)
             else:
                 model = {name: value for name, value in values.items() if name in before}
-                _check_groups(_options(parser, "model"), model)
+                _check_groups(options_below(parser, "model"), model)
             result: Namespace = parser.parse_object({"model": model}, config)
     except Exception as error:  # an error of the parser, caused by values from the file
         raise CheckpointError(
@@ -183,8 +183,8 @@ def rebuilt(cls: type, saved: Mapping[str, Any], given: Collection[str]) -> dict
     Raises:
         CheckpointError: the hyperparameters name a class that a file may not use, or do not fit ``cls``.
     """
-    parser = _parser_of(cls, given)
-    options = _options(parser, "module")
+    parser = parser_of(cls, given)
+    options = options_below(parser, "module")
     defaults = as_plain(parser, parser.get_defaults()).get("module") or {}
     kept = {key: value for key, value in saved.items() if key not in given and _differs(value, defaults.get(key))}
     check_names(kept)
@@ -201,7 +201,8 @@ def rebuilt(cls: type, saved: Mapping[str, Any], given: Collection[str]) -> dict
     return {**kept, **({} if made is None else vars(made))}
 
 
-def _parser_of(cls: type, given: Collection[str] = ()) -> ArgumentParser:
+def parser_of(cls: type, given: Collection[str] = ()) -> ArgumentParser:
+    """Return a parser with the arguments of ``cls`` below "module", except those in ``given``."""
     parser = argument_parser.LightningArgumentParser(exit_on_error=False)
     parser.add_class_arguments(cls, "module", instantiate=False, fail_untyped=False, skip={*given})
     return parser
@@ -284,7 +285,7 @@ def _imported(path: Any) -> Any:
     return found if find_open(name) is found else None
 
 
-def _options(parser: ArgumentParser, key: str) -> set[str]:
+def options_below(parser: ArgumentParser, key: str) -> set[str]:
     """Return the names of the options below ``key``. Each field of a dataclass argument is an option, whose name
     contains a dot.
     """
@@ -305,7 +306,7 @@ def _of_class(class_path: str, values: Mapping[str, Any], is_described: bool) ->
     cls = _found(class_path)
     if not isinstance(cls, type):  # a function that returns the model
         return {"class_path": class_path, "init_args": dict(values)}
-    options = _options(_parser_of(cls), "module")
+    options = options_below(parser_of(cls), "module")
     _check_groups(options, values)
     known = {name: value for name, value in values.items() if name in options}
     others = {name: value for name, value in values.items() if name not in options} if is_described else {}

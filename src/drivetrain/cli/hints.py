@@ -97,11 +97,10 @@ def _for_option(name: str, known: set[str], dashes: str) -> Iterator[str]:
 
 
 def _options(parser: argparse.ArgumentParser) -> Iterator[str]:
+    for subparser in _subcommands(parser).values():
+        yield from _options(subparser)
     for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for subparser in action.choices.values():
-                yield from _options(subparser)
-        elif action.option_strings and action.dest != argparse.SUPPRESS and not action.dest.endswith(".help"):
+        if action.option_strings and action.dest != argparse.SUPPRESS and not action.dest.endswith(".help"):
             yield action.dest
 
 

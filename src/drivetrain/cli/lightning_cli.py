@@ -158,12 +158,8 @@ class LightningCLI:
         """Return the names of the Trainer's methods that become subcommands, each with the arguments that do not become
         options.
         """
-        return {
-            "fit": {"model", "train_dataloaders", "val_dataloaders", "datamodule"},
-            "validate": {"model", "dataloaders", "datamodule"},
-            "test": {"model", "dataloaders", "datamodule"},
-            "predict": {"model", "dataloaders", "datamodule"},
-        }
+        fit = {"model", "train_dataloaders", "val_dataloaders", "datamodule"}
+        return {"fit": fit} | {name: {"model", "dataloaders", "datamodule"} for name in ("validate", "test", "predict")}
 
     def before_instantiate_classes(self) -> None:
         """Called after parsing, before any object is created. This method may change ``self.config``."""
@@ -189,7 +185,7 @@ class LightningCLI:
         Args:
             kwargs: arguments of the Trainer that override the configuration.
         """
-        parser, made = self._own_parser(), self._own(self.config_init)
+        parser, made = self._parser(self.subcommand), self._own(self.config_init)
         arguments: dict[str, Any] = {**vars(made["trainer"])} if "trainer" in made else {}
         for name, value in self._objects_by_default().items():
             if name != "callbacks" and arguments.get(name) == parser.get_default(f"trainer.{name}"):
@@ -317,13 +313,10 @@ class LightningCLI:
             found["callbacks"] = [item for item in listed(found["callbacks"]) if not is_plain(item)]
         return found
 
-    def _own_parser(self) -> LightningArgumentParser:
-        return self.parser if self.subcommand is None else self._subparsers[self.subcommand]
-
     @functools.cached_property
     def config_dump(self) -> dict[str, Any]:
         """The subcommand's part of ``self.config`` as plain data, converted at the first access."""
-        return as_plain(self._own_parser(), self._own(self.config))
+        return as_plain(self._parser(self.subcommand), self._own(self.config))
 
     def _own(self, config: Namespace) -> Namespace:
         """Return the part of ``config`` that belongs to the subcommand."""
@@ -350,7 +343,7 @@ class LightningCLI:
         """Replace the model's ``configure_optimizers`` by a function that creates the optimizer and the scheduler of
         the command line.
         """
-        parser, config = self._own_parser(), self._own(self.config_init)
+        parser, config = self._parser(self.subcommand), self._own(self.config_init)
         optimizer = self._recipe(parser.optimizers, config, "optimizer")
         scheduler = self._recipe(parser.lr_schedulers, config, "lr_scheduler")
         if optimizer is None:
@@ -387,7 +380,7 @@ class LightningCLI:
         # words such as "best" and "last" are resolved later, by the Trainer
         if path is not None and os.path.isfile(path):
             taken = with_hyperparameters(
-                self._own_parser(), self._own(self.config), str(path), self.subclass_mode_model
+                self._parser(self.subcommand), self._own(self.config), str(path), self.subclass_mode_model
             )
             self.config[str(self.subcommand)] = taken
 
@@ -425,7 +418,7 @@ def _make(
     """Return an object of ``cls``. If the object calls ``save_hyperparameters``, the configuration under ``key`` is
     saved.
     """
-    values = hyperparameters(cli._own_parser(), cli._own(cli.config), key, cls, applied_instantiation_links)
+    values = hyperparameters(cli._parser(cli.subcommand), cli._own(cli.config), key, cls, applied_instantiation_links)
     if values is None:
         return cls(*args, **kwargs)
     with described_hyperparameters(cls, values):

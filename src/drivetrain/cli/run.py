@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain run") -
         prog: the command's name in messages.
 
     Returns:
-        The exit code, if the program does not exit itself.
+        0, or 2 if the program's file does not exist. An exception of the program, also ``SystemExit``, is passed on.
     """
     given = parser(prog).parse_args(arguments)
     for name, (variable, _, _) in _OPTIONS.items():

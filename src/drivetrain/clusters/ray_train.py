@@ -1,4 +1,4 @@
-"""Ranks in the workers in which Ray Train's TorchTrainer runs a training function."""
+"""Read the ranks in a worker of Ray Train, a process in which ``TorchTrainer`` runs a training function."""
 
 from __future__ import annotations
 

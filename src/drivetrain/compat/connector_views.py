@@ -18,11 +18,10 @@ from drivetrain.callback import Callback, Trainer
 from drivetrain.errors import ConfigurationError, NotSupportedError, shown
 from drivetrain.logbook.entry import Logged
 from drivetrain.logbook.logbook import Logbook
-from drivetrain.loops.loaders import LOADER_HOOKS
+from drivetrain.loops.loaders import LOADER_HOOKS, LOADER_WORDS
 from drivetrain.module.hooks import DataHooks
 from drivetrain.plan import Plan
 from drivetrain.settings import Settings
-from drivetrain.strategies.strategy import Strategy
 from drivetrain.trainer import attach, checkpoint, weights
 
 
@@ -129,10 +128,7 @@ class CheckpointView:
         """Call ``on_load_checkpoint`` of the callbacks, and restore their states."""
         if self._loaded_checkpoint:
             self.trainer.hooks.call_callbacks("on_load_checkpoint", self._loaded_checkpoint)
-            states = self._loaded_checkpoint.get("callbacks", {})
-            for callback in self.trainer.callbacks:
-                if callback.state_key in states:
-                    callback.load_state_dict(states[callback.state_key])
+            weights.restore_callbacks(self.trainer, self._loaded_checkpoint.get("callbacks", {}))
 
     def restore_precision_plugin_state(self) -> None:
         """Restore the precision's state, such as a gradient scaler's."""
@@ -158,12 +154,7 @@ class CheckpointView:
         self.restore_lr_schedulers()
 
     def restore_optimizers(self) -> None:
-        strategy = self.trainer.strategy
-        if any(overrides(strategy, own, Strategy) for own in ("load_optimizer_states", "load_optimizer_state_dict")):
-            strategy.load_optimizer_state_dict(self._loaded_checkpoint)
-            return
-        for optimizer, state in zip(strategy.optimizers, self._loaded_checkpoint["optimizer_states"], strict=False):
-            optimizer.load_state_dict(state)
+        self.trainer.strategy.load_optimizer_state_dict(self._loaded_checkpoint)
 
     def restore_lr_schedulers(self) -> None:
         states = self._loaded_checkpoint["lr_schedulers"]
@@ -240,10 +231,8 @@ class DataView:
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
-        self._train_dataloader_source = LoaderSource(trainer, "fit")
-        self._val_dataloader_source = LoaderSource(trainer, "validate")
-        self._test_dataloader_source = LoaderSource(trainer, "test")
-        self._predict_dataloader_source = LoaderSource(trainer, "predict")
+        for stage, word in LOADER_WORDS.items():
+            setattr(self, f"_{word}_dataloader_source", LoaderSource(trainer, stage))
         self._datahook_selector = SimpleNamespace(model=trainer.lightning_module, datamodule=trainer.datamodule)
 
 

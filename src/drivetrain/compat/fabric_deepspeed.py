@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from drivetrain import strategies as plain
 from drivetrain.accelerators.accelerator import Accelerator
-from drivetrain.base.introspect import reads
+from drivetrain.base.introspect import reads, temporarily
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.compat.fabric_strategies import FabricParallelStrategy, Strategy, Target
 from drivetrain.engine import snapshots
@@ -27,7 +27,6 @@ from drivetrain.engine.wrappers import requires_closure
 from drivetrain.errors import ConfigurationError
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies import _deepspeed_config, _deepspeed_optimizers, _deepspeed_state
-from drivetrain.strategies.familiar import standing_for
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT
 
 _TAG = "checkpoint"  # the name of the subfolder in a checkpoint's folder
@@ -238,7 +237,7 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
 
     def _for(self, module: nn.Module, engine: Any = None) -> AbstractContextManager[None]:
         """Context in which the methods of the base class use ``module`` and ``engine``."""
-        return standing_for(self, lightning_module=module, _engine=engine)
+        return temporarily(vars(self), lightning_module=module, _engine=engine)
 
     def _of(self, what: Any) -> _Trained | None:
         """Return the :class:`_Trained` that has this module, engine or optimizer; ``None`` if there is none."""
@@ -246,15 +245,12 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
 
     def teardown(self) -> None:
         """Release the engines. With one process, the modules contain complete parameters afterwards."""
-        while len(self._all) > 1:
+        last = self._all.pop() if self._all else None
+        while self._all:
             one = self._all.pop(0)
             with self._for(one.module, one.engine):
                 self._let_go()
-        if not self._all:
-            plain.DeepSpeedStrategy.teardown(self)
-            return
-        last = self._all.pop()
-        with self._for(last.module, last.engine):
+        with nullcontext() if last is None else self._for(last.module, last.engine):
             plain.DeepSpeedStrategy.teardown(self)
         self._engine = None
 

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from drivetrain import strategies as plain
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base.compiled import compiled_in_place
-from drivetrain.base.introspect import reads
+from drivetrain.base.introspect import calls, reads, temporarily
 from drivetrain.base.packages import fsdp, fsdp_wrap
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.clusters.environment import ClusterEnvironment
@@ -28,7 +28,6 @@ from drivetrain.compat.fabric_strategies import FabricParallelStrategy, States, 
 from drivetrain.errors import CheckpointNameError, described
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies import fsdp_blocks
-from drivetrain.strategies.familiar import standing_for
 from drivetrain.strategies.model_parallel import Size
 from drivetrain.strategies.optimizer_states import by_number, parameter_names
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT
@@ -108,15 +107,12 @@ class _Sharded(Strategy):
         on_meta = torch.device("meta") if empty_init else None
         return entered(on_meta, self.precision_plugin.module_init_context(), self.module_sharded_context())
 
-    def module_sharded_context(self) -> AbstractContextManager[Any]:
-        """Context in which layers can be sharded at their creation; ``setup_module`` shards the other layers."""
-        return self.model_sharded_context()
-
-    def get_module_state_dict(self, module: nn.Module) -> dict[str, Any]:
-        """Return the state of ``module`` for a checkpoint: shards, or on rank 0 complete tensors. Every rank must call
-        this method.
-        """
-        return self.module_state(module)
+    module_sharded_context: Any = calls("model_sharded_context")
+    """Context in which layers can be sharded at their creation; ``setup_module`` shards the other layers."""
+    get_module_state_dict: Any = calls("module_state")
+    """``get_module_state_dict(module)``: return the state of ``module`` for a checkpoint: shards, or on rank 0
+    complete tensors. Every rank must call this method.
+    """
 
     def load_module_state_dict(self, module: nn.Module, state_dict: Mapping[str, Any], strict: bool = True) -> None:
         """Load complete tensors, or a folder with shards, into the shards of ``module``."""
@@ -185,7 +181,7 @@ class FabricFSDPStrategy(  # type: ignore[misc]  # Fabric's signatures, on purpo
         """
         if self._wraps_layers:  # torch's context cannot be entered twice
             return nullcontext()
-        return entered(standing_for(self, _wraps_layers=True), fsdp_wrap.enable_wrap(wrapper_cls=self._wrap))
+        return entered(temporarily(vars(self), _wraps_layers=True), fsdp_wrap.enable_wrap(wrapper_cls=self._wrap))
 
     def _wrap(self, module: nn.Module, **options: Any) -> nn.Module:
         self._wrapped.add(module)
@@ -203,7 +199,7 @@ class FabricFSDPStrategy(  # type: ignore[misc]  # Fabric's signatures, on purpo
                 "of the two."
             )
         policy = replace(given, auto_wrap_policy=lambda each: any(each is own for own in chosen))
-        with standing_for(self, options=policy):
+        with temporarily(vars(self), options=policy):
             super()._shard(module)
 
     @property

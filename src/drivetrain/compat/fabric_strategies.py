@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from drivetrain import strategies as plain
-from drivetrain.base.introspect import calls, overrides, reads
+from drivetrain.base.introspect import calls, overrides, reads, temporarily
 from drivetrain.base.no_init import NoInit
 from drivetrain.checkpoints.io import reading
 from drivetrain.compat.members import TRAINER_ONLY, names, refused
@@ -32,7 +32,6 @@ from drivetrain.engine.verbs import Verbs
 from drivetrain.engine.wrappers import EngineModule, OptimizerHandle, TakeStep, follow, unwrapped
 from drivetrain.errors import ConfigurationError
 from drivetrain.precision.precision import Precision
-from drivetrain.strategies.familiar import standing_for
 from drivetrain.strategies.placement import place
 from drivetrain.strategies.replicas import Replicas
 
@@ -120,7 +119,7 @@ class FabricVerbs(Verbs):
             strategy.module_to_device(converted)
         follow(optimizers, before, module)
         # With ``_converted``, the base class's setup_module() does not convert the module again.
-        with standing_for(strategy, lightning_module=converted, _converted=converted):
+        with temporarily(vars(strategy), lightning_module=converted, _converted=converted):
             if optimizers:
                 given = () if scheduler is None else (scheduler,)
                 prepared, made, *rest = strategy.setup_module_and_optimizers(converted, made, *given)
@@ -152,22 +151,15 @@ class FabricVerbs(Verbs):
         self.strategy.module_to_device(obj)
         return obj
 
-    @contextmanager
-    def no_backward_sync(self, model: nn.Module, enabled: bool) -> Iterator[None]:
+    def no_backward_sync(self, model: nn.Module, enabled: bool) -> Any:
         control = self.strategy._backward_sync_control
         block = super().no_backward_sync if control is None else control.no_backward_sync
-        with block(model, enabled):
-            yield
+        return block(model, enabled)
 
-    @contextmanager
-    def module_context(self, empty_init: bool | None) -> Iterator[None]:
-        with self.strategy.module_init_context(empty_init=empty_init):
-            yield
+    def module_context(self, empty_init: bool | None) -> Any:
+        return self.strategy.module_init_context(empty_init=empty_init)
 
-    @contextmanager
-    def tensor_context(self) -> Iterator[None]:
-        with self.strategy.tensor_init_context():
-            yield
+    tensor_context = calls("strategy.tensor_init_context")
 
     def sharded_context(self) -> AbstractContextManager[Any]:
         own = getattr(self.strategy, "module_sharded_context", None)

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from drivetrain import strategies as plain
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base import files
+from drivetrain.base.introspect import calls
 from drivetrain.base.packages import xla_fsdp, xla_fsdp_wrap
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.compat import fabric_strategies as fabric
@@ -135,9 +136,8 @@ class FabricXLAFSDPStrategy(_Replicas, fabric.FabricParallelStrategy, plain.XLAS
         """
         return fabric.entered(fabric.not_drawn(empty_init), self.precision_plugin.module_init_context())
 
-    def module_sharded_context(self) -> AbstractContextManager[Any]:
-        """Context that does nothing, because ``setup_module`` shards the layers."""
-        return self.model_sharded_context()
+    module_sharded_context = calls("model_sharded_context")
+    """Context that does nothing, because ``setup_module`` shards the layers."""
 
     def setup_module(self, module: nn.Module) -> nn.Module:  # type: ignore[override]
         """Return ``module`` inside torch_xla's ``XlaFullyShardedDataParallel``."""

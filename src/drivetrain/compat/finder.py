@@ -46,7 +46,7 @@ class ServedModule(ModuleType):
             value = getattr(importlib.import_module(found[0]), found[1])
             setattr(self, name, value)
             return value
-        if _below(self._compat_path, name) in table.in_use().served:
+        if name in submodules(self._compat_path):
             return importlib.import_module(f"{self.__name__}.{name}")
         raise AttributeError(_refusal(self.__name__, self._compat_path, name))
 
@@ -185,10 +185,6 @@ def find(path: str, name: str) -> tuple[str, str] | None:
 def submodules(path: str) -> list[str]:
     """Return the names of the replaced modules directly below Lightning's module ``path``."""
     return [key.rpartition(".")[2] for key in table.in_use().served if key and key.rpartition(".")[0] == path]
-
-
-def _below(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
 
 
 def _refusal(module: str, path: str, name: str) -> str:

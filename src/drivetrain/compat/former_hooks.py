@@ -5,8 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from drivetrain.base.introspect import defined_by_user, is_own_class, takes
+from drivetrain.base.lazy import on_first_use
 from drivetrain.base.rank_zero import lightning_deprecation
 from drivetrain.errors import ConfigurationError, HookError, RunError
+
+with on_first_use:
+    from drivetrain.compat import missing
 
 if TYPE_CHECKING:
     from drivetrain.module.module import LightningModule
@@ -33,22 +37,14 @@ _STEP_END = ("training_step_end", "validation_step_end", "test_step_end")
 strategies, the program must contain the code of these hooks at the end of the module's step.
 """
 
-GONE_FROM_CALLBACKS = {
-    "on_batch_start": "on_train_batch_start",
-    "on_batch_end": "on_train_batch_end",
-    **{name: instead for name, (instead, arguments) in RENAMED.items() if arguments == 0 and name.startswith("on_")},
-    "on_init_start": "setup",
-    "on_init_end": "setup",
-    "on_keyboard_interrupt": "on_exception",
-}
-"""For each hook of callbacks that is no longer called: its replacement. A callback that defines such a hook causes only
-a warning, because the callback can be written for several libraries.
-"""
-
 
 def former_hooks(of_callbacks: bool) -> dict[str, str]:
-    """Return the hooks that are no longer called, each with its replacement."""
-    return GONE_FROM_CALLBACKS if of_callbacks else {name: instead for name, (instead, _) in RENAMED.items()}
+    """Return the hooks that are no longer called, each with its replacement. A callback that defines such a hook causes
+    only a warning, because the callback can be written for several libraries.
+    """
+    if of_callbacks:
+        return {name: instead for name, instead in missing.TODAY["hooks"].items() if name.startswith("on_")}
+    return {name: instead for name, (instead, _) in RENAMED.items()}
 
 
 def check_not_defined(module: LightningModule, strategy: Strategy) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from drivetrain.cli.argument_parser import LightningArgumentParser
 from drivetrain.cli.class_paths import class_at
-from drivetrain.cli.from_checkpoint import CLASS_PATH, INSTANTIATOR
+from drivetrain.cli.from_checkpoint import CLASS_PATH, INSTANTIATOR, options_below, parser_of
 from drivetrain.errors import ConfigurationError
 
 ModuleType = TypeVar("ModuleType")
@@ -35,10 +34,8 @@ def instantiate_module(class_type: type[ModuleType], config: Mapping[str, Any]) 
             f"instantiate_module got {CLASS_PATH}={path!r}, which is no subclass of {class_type.__name__}. Write the "
             "path of one, or leave it out."
         )
-    parser = LightningArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(cls, "module", instantiate=False, fail_untyped=False)
-    options = {action.dest.removeprefix("module.") for action in parser._actions}
-    others = {name: value for name, value in values.items() if name not in options}  # arguments for ``**kwargs``
+    parser = parser_of(cls)
+    options = options_below(parser, "module")  # other names are arguments for ``**kwargs``
     parsed = parser.parse_object({"module": {name: value for name, value in values.items() if name in options}})
     made = parser.instantiate(parsed).get("module")
-    return cls(**{**({} if made is None else vars(made)), **others})
+    return cls(**{**values, **({} if made is None else vars(made))})

@@ -9,10 +9,6 @@ import torch
 from drivetrain.base.memory import free_memory
 from drivetrain.base.tree import detach, move_to_host
 
-_OF_DEVICE = ("out of memory",)
-_OF_CUDNN = ("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED",)
-_OF_HOST = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")
-
 
 def is_oom_error(exception: BaseException) -> bool:
     """Return whether ``exception`` means that memory ran out."""
@@ -21,22 +17,21 @@ def is_oom_error(exception: BaseException) -> bool:
 
 def is_cuda_out_of_memory(exception: BaseException) -> bool:
     """Return whether ``exception`` means that the memory of a device (of any type) ran out."""
-    return isinstance(exception, torch.OutOfMemoryError) or _says(exception, _OF_DEVICE)
+    return isinstance(exception, torch.OutOfMemoryError) or _says(exception, "out of memory")
 
 
 def is_cudnn_snafu(exception: BaseException) -> bool:
     """Return whether ``exception`` is cuDNN's error for a workspace that cannot be allocated."""
-    return _says(exception, _OF_CUDNN)
+    return _says(exception, "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED")
 
 
 def is_out_of_cpu_memory(exception: BaseException) -> bool:
     """Return whether ``exception`` means that the host's memory ran out."""
-    return _says(exception, _OF_HOST)
+    start = "DefaultCPUAllocator:"
+    return _says(exception, f"{start} can't allocate memory", f"{start} not enough memory")
 
 
-def garbage_collection_cuda() -> None:
-    """Collect garbage, and return the device's unused memory to the system."""
-    free_memory()
+garbage_collection_cuda = free_memory
 
 
 def recursive_detach(in_dict: Any, to_cpu: bool = False) -> Any:
@@ -44,5 +39,5 @@ def recursive_detach(in_dict: Any, to_cpu: bool = False) -> Any:
     return move_to_host(in_dict) if to_cpu else detach(in_dict)
 
 
-def _says(exception: BaseException, texts: tuple[str, ...]) -> bool:
+def _says(exception: BaseException, *texts: str) -> bool:
     return isinstance(exception, RuntimeError) and any(text in str(exception) for text in texts)

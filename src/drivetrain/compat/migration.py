@@ -77,7 +77,7 @@ class pl_legacy_patch:
     def __enter__(self) -> pl_legacy_patch:
         self._lock.acquire()
         holder = ModuleType("argparse_utils", "Checkpoints from before 1.3 look here for a default of --gpus.")
-        holder._gpus_arg_default = _default_of_gpus  # type: ignore[attr-defined]
+        holder._gpus_arg_default = lambda value: value  # type: ignore[attr-defined]
         self._modules = [f"{root}.utilities.{name}" for root in _ROOTS for name in ("argparse", "argparse_utils")]
         self._before = {name: sys.modules.get(name) for name in self._modules}
         sys.modules.update(dict.fromkeys(self._modules, holder))
@@ -90,10 +90,6 @@ class pl_legacy_patch:
             else:
                 sys.modules[name] = before
         self._lock.release()
-
-
-def _default_of_gpus(value: Any) -> Any:
-    return value
 
 
 # ---- the program -----------------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from drivetrain.base.introspect import reads
 from drivetrain.callbacks.model_summary import UNKNOWN, Summary, human_count
 from drivetrain.callbacks.model_summary import summarize as _summarize
 
@@ -21,6 +20,11 @@ def _column(name: str, doc: str) -> Any:
         return [UNKNOWN if value is None else value for value in column]
 
     return property(read, doc=doc)
+
+
+def _argument(name: str, doc: str) -> Any:
+    """Return a property with one of the values that the callback ModelSummary passes to its ``summarize``."""
+    return property(lambda summary: summary._summary.as_arguments()[name], doc=doc)
 
 
 class ModelSummary:
@@ -53,25 +57,13 @@ class ModelSummary:
     param_nums: list[int] = _column("num_parameters", "The number of elements of each one's parameters.")
     training_modes: list[bool] = _column("training", "Whether each is in training mode.")
 
-    @property
-    def total_training_modes(self) -> dict[str, int]:
-        """The number of submodules in training mode, and the number in evaluation mode. Submodules at any depth
-        count.
-        """
-        return {"train": self._summary.modules_in_train, "eval": self._summary.modules_in_eval}
-
-    total_parameters: int = reads("_summary.total", "Number of elements of all parameters.")
-    trainable_parameters: int = reads("_summary.trainable", "Number of elements of trainable parameters.")
-
-    @property
-    def model_size(self) -> float:
-        """The size of all parameters, in MB."""
-        return self._summary.size_bytes / 1e6
-
-    @property
-    def total_flops(self) -> int:
-        """The operations of one forward pass of the example input; 0 if no operation could be counted."""
-        return self._summary.flops or 0
+    total_training_modes: dict[str, int] = _argument(
+        "total_training_modes", "The numbers of submodules, at any depth, in training mode and in evaluation mode."
+    )
+    total_parameters: int = _argument("total_parameters", "Number of elements of all parameters.")
+    trainable_parameters: int = _argument("trainable_parameters", "Number of elements of trainable parameters.")
+    model_size: float = _argument("model_size", "The size of all parameters, in MB.")
+    total_flops: int = _argument("total_flops", "Operations of a forward pass of the example input; 0 if not counted.")
 
     @property
     def flop_counts(self) -> dict[str, dict[Any, int]]:
@@ -94,9 +86,7 @@ def summarize(lightning_module: nn.Module, max_depth: int = 1) -> ModelSummary:
     return ModelSummary(lightning_module, max_depth)
 
 
-def get_human_readable_count(number: int) -> str:
-    """Return ``number`` with its unit: 999, 1.2 K, 3.4 M."""
-    return human_count(number)
+get_human_readable_count = human_count
 
 
 def get_formatted_model_size(total_model_size: float) -> str:

@@ -20,7 +20,7 @@ from drivetrain.errors import check_installed
 from drivetrain.module.datamodule import LightningDataModule
 from drivetrain.module.hparams import HyperparametersMixin
 from drivetrain.module.module import LightningModule
-from drivetrain.tuner.tuned_attribute import holders, write
+from drivetrain.tuner.tuned_attribute import holders, set_tuned
 
 _CONTRACTS = (LightningModule, LightningDataModule, Callback)
 
@@ -171,7 +171,8 @@ def lightning_setattr(model: Any, attribute: str, value: Any) -> None:
     Raises:
         AttributeError: none of the objects has the attribute.
     """
-    write(_found(model, attribute), attribute, value)
+    _found(model, attribute)
+    set_tuned(vars(model).get("_trainer"), model, attribute, value)
 
 
 def _found(model: Any, attribute: str) -> list[Any]:

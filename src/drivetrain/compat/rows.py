@@ -14,8 +14,9 @@ The second row provides drivetrain's ``Engine`` as ``Fabric``. A source without 
 the two, ``pytorch.loggers.comet``, has the names that drivetrain's package ``loggers`` imports from its own file
 ``comet``. The fourth line also stands for two rows; the row of ``cpu`` has only the name ``CPUAccelerator``. The path
 "-" is the top-level package. The source "*" means the sources of all modules directly below the row's module. The
-source "=path" means the sources of the row ``path`` in this table or in ``later``. The source "=" means the sources of
-the row with the same path in ``later``. A row whose path begins with "*" is not a module; other rows refer to the row.
+source "=path" means the sources of the row ``path`` in this table, or in the table ``later`` of a later version (see
+:func:`table_of`). The source "=" means the sources of the row with the same path in ``later``. A row whose path begins
+with "*" is not a module; other rows refer to the row.
 """
 
 from __future__ import annotations

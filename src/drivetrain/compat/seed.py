@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 from drivetrain.base import seed as _seed
 from drivetrain.compat.rank_zero import rank_zero_info
@@ -27,11 +26,9 @@ def reset_seed() -> None:
         _seed.seed_everything(int(seed), workers=os.environ.get("PL_SEED_WORKERS", "0") == "1")
 
 
-@contextmanager
-def isolate_rng(include_cuda: bool = True) -> Iterator[None]:
+def isolate_rng(include_cuda: bool = True) -> AbstractContextManager[None]:
     """Call :func:`drivetrain.base.seed.isolate_rng`; ``include_cuda`` has no effect."""
-    with _seed.isolate_rng():
-        yield
+    return _seed.isolate_rng()
 
 
 def pl_worker_init_function(worker_id: int, rank: int | None = None) -> None:

@@ -53,7 +53,6 @@ from torch.utils.data import (
 
 from drivetrain.base import torch_private
 from drivetrain.base.rank_zero import log, rank_zero_only
-from drivetrain.base.torch_private import GET_ITERATOR, NUMBER_OF_DRAWS, keep_iterator, kept_iterator
 from drivetrain.data.resample import SamplerProxy, replaced
 
 L = TypeVar("L")
@@ -77,9 +76,9 @@ def start_pass(loader: Any, pins: bool = False) -> Iterator[Any]:
     source = batched(loader, pins)
     if source is loader:
         return iter(loader)
-    keep_iterator(source, kept_iterator(loader))
+    torch_private.keep_iterator(source, torch_private.kept_iterator(loader))
     iterator = iterate(source)
-    keep_iterator(loader, kept_iterator(source))
+    torch_private.keep_iterator(loader, torch_private.kept_iterator(source))
     return iterator
 
 
@@ -324,7 +323,7 @@ def _can_iterate_plainly(source: Any) -> bool:
     return (
         type(source.dataset) is _Fetch
         and not (source.num_workers or source.pin_memory or source.timeout)
-        and GET_ITERATOR not in vars(source)
+        and torch_private.GET_ITERATOR not in vars(source)
         and not any(is_active() for is_active in _WATCHERS)
         and _are_torchs(torch_private.methods_of_a_pass())
         and _toys_are_equal()
@@ -357,7 +356,7 @@ def draws_each_once(sampler: Any) -> bool:
     """Whether ``sampler`` is a sampler of torch that draws each sample of its data source once."""
     kind = type(sampler)
     if kind is RandomSampler:
-        once = not sampler.replacement and getattr(sampler, NUMBER_OF_DRAWS, sampler) is None
+        once = not sampler.replacement and getattr(sampler, torch_private.NUMBER_OF_DRAWS, sampler) is None
     else:
         once = kind is SequentialSampler
     return once and _are_torchs([(kind, "__iter__")])

@@ -17,7 +17,6 @@ from torch.utils.data import DataLoader, Dataset
 
 from drivetrain.base import torch_private
 from drivetrain.base.introspect import reads
-from drivetrain.base.torch_private import keep_iterator
 from drivetrain.base.tree import leaves, map_leaves
 from drivetrain.data.batched import start_pass
 from drivetrain.errors import CheckpointError, ConfigurationError, WrongTypeError, described, did_you_mean, whose
@@ -173,7 +172,7 @@ class CombinedLoader:
             batches.close()
         for loader in self._flattened:
             if isinstance(loader, DataLoader):
-                keep_iterator(loader, None)
+                torch_private.keep_iterator(loader, None)
 
     def state_dict(self) -> list[Any]:
         """Return a list with the state of each loader, in order; ``None`` for a loader without a ``state_dict``.
@@ -295,7 +294,7 @@ def start_batches(loader: Any, pins: bool = False) -> Iterator[Any]:
 
 
 def without_restart(iterator: Iterator[Any]) -> Iterator[Any]:
-    """Return an iterator over ``iterator`` whose ``__iter__`` only returns itself.
+    """Return an iterator over the items of ``iterator``. The ``__iter__`` of the returned iterator starts no new pass.
 
     ``for``, ``zip`` and ``islice`` call an iterator's ``__iter__``. If a loader is its own iterator, this call would
     start another pass, with another order of samples.

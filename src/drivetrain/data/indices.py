@@ -86,9 +86,8 @@ class _Recorder(SamplerProxy):
 
     def __iter__(self) -> Iterator[Any]:
         self.drawn.clear()  # drop the draws of an abandoned pass
-        return self._record(
-            without_restart(iter(self._sampler))
-        )  # created here and not in the generator, because creating the iterator may draw a random number
+        # created here and not in the generator, because creating the iterator may draw a random number
+        return self._record(without_restart(iter(self._sampler)))
 
     def _record(self, draws: Iterator[Any]) -> Iterator[Any]:
         for indices in draws:

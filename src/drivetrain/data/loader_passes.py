@@ -14,14 +14,8 @@ import torch
 
 from drivetrain.base.restoring import COUNT, Form, check_generators, check_rng_state, count, restoring
 from drivetrain.base.seed import isolate_rng, rng_state, set_rng_state
+from drivetrain.data import kept
 from drivetrain.data.combined import without_restart
-from drivetrain.data.kept import (
-    check_worker_state,
-    generator_states,
-    generators_kept,
-    generators_of,
-    set_generator_states,
-)
 from drivetrain.data.stateful import between_passes, leave, rest_of_pass
 from drivetrain.errors import CheckpointError
 
@@ -31,7 +25,7 @@ Position = dict[str, Any]
 
 POSITION: Form = {
     "given": COUNT, "begun": COUNT, "ended": bool, "generators": check_generators, "rng?": check_rng_state,
-    "workers?": {count: (None, check_worker_state)}, "workers_after?": {count: (None, check_worker_state)},
+    "workers?": {count: (None, kept.check_worker_state)}, "workers_after?": {count: (None, kept.check_worker_state)},
     "seed?": COUNT,
 }  # fmt: skip
 """The types of the entries of one loader's position. ``loops/restart_checks.py`` checks the random states from the
@@ -68,7 +62,7 @@ class Passes:
         self.limit: float = _INF
         self._workers = num_workers(loader)
         self.fetches_here = self._workers == 0
-        self._generators = generators_of(loader)
+        self._generators = kept.generators_of(loader)
         self._given = 0  # the number of batches that the current pass has yielded
         self._begun = 0  # the number of passes that have begun in the current epoch
         self._ended = False
@@ -130,14 +124,14 @@ class Passes:
             "begun": self._begun,
             "ended": self._ended,
             "before": self._before,
-            "generators": generator_states(self._generators),
+            "generators": kept.generator_states(self._generators),
         }
 
     def carry_over(self, position: Position) -> None:
         """Restore the states that the loader keeps between passes: the user's generators, and persistent workers."""
         # the position of a CombinedLoader has no entry "given"
         if "given" in position:
-            set_generator_states(self._generators, position["generators"])
+            kept.set_generator_states(self._generators, position["generators"])
             self._carry_over(position)
 
     def _carry_over(self, position: Position) -> None:
@@ -150,11 +144,8 @@ class Passes:
         Raises:
             CheckpointError: the loader yields fewer batches than the position counts, or cannot restore its state.
         """
-        if (
-            "given" not in position
-            or len(position.get("generators", ())) != len(self._generators)
-            or not self._fits(position)
-        ):
+        as_many = len(position.get("generators", ())) == len(self._generators)
+        if "given" not in position or not as_many or not self._fits(position):
             raise CheckpointError(
                 f"The checkpoint was saved with another kind of training loader, and a {type(self.loader).__name__} "
                 "cannot continue at its position. Resume with the loader it was saved with."
@@ -227,7 +218,7 @@ class StatefulPasses(Passes):
 
     def _leave(self) -> None:
         if self._left is not None:
-            with isolate_rng(), generators_kept([self.loader]):
+            with isolate_rng(), kept.generators_kept([self.loader]):
                 leave(self._left)
         self._left = self._loaded = None
 
@@ -246,7 +237,7 @@ class StatefulPasses(Passes):
         self._given, self._ended, self._before = position["given"], position["ended"], position["before"]
         given, ended = self._given, self._ended
         whole = given >= sized_length(self.loader, _INF) or (ended and given < self.limit)
-        with isolate_rng(), generators_kept([self.loader]), restoring(self._name):
+        with isolate_rng(), kept.generators_kept([self.loader]), restoring(self._name):
             self._left = between_passes(self.loader, position["loader"], given > 0 or ended, whole)
         self._loaded = given, position["loader"]
 
@@ -277,10 +268,10 @@ def num_workers(loader: Any) -> int:
 
 def random_state(generators: list[torch.Generator]) -> dict[str, Any]:
     """Return the state of the global generators and of ``generators``."""
-    return {**rng_state(), "generators": generator_states(generators)}
+    return {**rng_state(), "generators": kept.generator_states(generators)}
 
 
 def set_random_state(generators: list[torch.Generator], state: dict[str, Any]) -> None:
     """Restore a result of :func:`random_state`."""
-    set_generator_states(generators, state["generators"], strict=True)
+    kept.set_generator_states(generators, state["generators"], strict=True)
     set_rng_state(state)

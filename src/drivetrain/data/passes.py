@@ -13,18 +13,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from drivetrain.data import sample_seeds
 from drivetrain.data.combined import CombinedLoader
 from drivetrain.data.loader_passes import Passes, Position, StatefulPasses
 from drivetrain.data.resample import draws_samples
+from drivetrain.data.sample_seeds import SampleSeeds, seeded
 from drivetrain.data.sampled_passes import SampledPasses
 from drivetrain.data.stateful import is_stateful
 from drivetrain.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from drivetrain.data.sample_seeds import SampleSeeds
 
 _INF = float("inf")
 
@@ -39,7 +36,7 @@ def _passes_over_one(loader: Any, pins: bool, seeds: SampleSeeds | None) -> Pass
     if draws_samples(loader) and not is_stateful(loader):
         return SampledPasses(loader, pins, seeds)
     if seeds is not None:
-        sample_seeds.seeded(loader, seeds)  # warns that seeds have no effect
+        seeded(loader, seeds)  # warns that seeds have no effect
     return StatefulPasses(loader) if is_stateful(loader) else Passes(loader)
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import islice
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -27,15 +27,11 @@ from drivetrain.base import torch_private
 from drivetrain.base.packages import sharedctypes
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.base.seed import isolate_rng
-from drivetrain.base.torch_private import keep_iterator, kept_iterator
 from drivetrain.data import sample_seeds
 from drivetrain.data.batched import batched, iterate, slices
 from drivetrain.data.kept import generator_states, set_generator_states, set_worker_state, worker_state
 from drivetrain.data.loader_passes import Passes, Position, random_state, set_random_state, sized_length
 from drivetrain.data.resample import SamplerProxy, drawn_by, replaced
-
-if TYPE_CHECKING:
-    from drivetrain.data.sample_seeds import SampleSeeds
 
 
 class SampledPasses(Passes):
@@ -51,7 +47,7 @@ class SampledPasses(Passes):
             fetches the sample.
     """
 
-    def __init__(self, loader: Any, pins: bool = False, seeds: SampleSeeds | None = None) -> None:
+    def __init__(self, loader: Any, pins: bool = False, seeds: sample_seeds.SampleSeeds | None = None) -> None:
         super().__init__(loader)
         self._persists = bool(loader.persistent_workers)
         self._sample_seeds = seeds
@@ -74,11 +70,11 @@ class SampledPasses(Passes):
         self._carries_over = False  # whether the workers of the next pass start with the random states of a checkpoint
 
     def close(self) -> None:
-        for iterator in (self._running, kept_iterator(self._source)):
+        for iterator in (self._running, torch_private.kept_iterator(self._source)):
             if isinstance(iterator, torch_private.PassOfWorkers):
                 torch_private.end_workers(iterator)
         self._running = None
-        keep_iterator(self._source, None)
+        torch_private.keep_iterator(self._source, None)
 
     def _leave(self) -> None:
         """If the pass was abandoned, receive and discard the batches that persistent workers have fetched ahead."""
@@ -101,7 +97,7 @@ class SampledPasses(Passes):
         self._states = {w: (last, last) for w, (_, last) in self._states.items()} if self._persists else {}
         if self._sample_seeds is not None:
             self._sample_seeds.passes = self._begun
-            if self._persists and kept_iterator(self._source) is not None:
+            if self._persists and torch_private.kept_iterator(self._source) is not None:
                 # torch draws a seed if it starts new workers: draw a number here, too
                 torch.empty((), dtype=torch.int64).random_(generator=self._source.generator)
         if self._carries_over:
@@ -224,7 +220,7 @@ class _Draws(SamplerProxy):
         self._skip, self.drawing = count, drawing
 
     def __iter__(self) -> Iterator[Any]:  # DataLoaders with workers call __iter__ twice
-        # iter() is called here and not in the generator, because it may draw a random number
+        # the sampler's iter() may draw a random number, so it is called here and not at the first draw
         return self._started(iter(self._sampler))
 
     def slices(self, dataset: Any) -> Iterator[Any] | None:

@@ -14,7 +14,6 @@ differ by at most one sample. A rank without a sample repeats its last batch, wi
 from __future__ import annotations
 
 import itertools
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sized
 from typing import Any, NamedTuple
 
@@ -84,9 +83,8 @@ def share(
     if not (place := drawn_by(loader)):
         return None
     drawn = getattr(loader, place)
-    if isinstance(drawn, (DistributedSampler, RankBatches)) or isinstance(
-        getattr(drawn, "sampler", None), DistributedSampler
-    ):
+    inner = getattr(drawn, "sampler", None)
+    if isinstance(drawn, (DistributedSampler, RankBatches)) or isinstance(inner, DistributedSampler):
         return None
     if not hasattr(drawn, "__len__"):
         raise ConfigurationError(
@@ -170,7 +168,7 @@ def _groups_samples(loader: Any) -> bool:
     return type(drawn) is BatchSampler or (isinstance(drawn, BatchSampler) and loader.batch_size is not None)
 
 
-class RankBatches(SamplerProxy, ABC):
+class RankBatches(SamplerProxy):
     """A batch sampler that yields this rank's part of each global batch: see the notes at the beginning of the file.
 
     Args:
@@ -178,6 +176,8 @@ class RankBatches(SamplerProxy, ABC):
         size: the number of samples or complete batches in a global batch.
         rank, world_size, agree: as for :func:`share`.
     """
+
+    _spare = slice(0, 1)  # what a rank without a part of its first global batch gets of it, with the factor 0
 
     def __init__(self, order: Any, size: int, rank: int, world_size: int, agree: Agree) -> None:
         super().__init__(order)
@@ -188,11 +188,23 @@ class RankBatches(SamplerProxy, ABC):
         """The number of items of the order that an interrupted run has processed in global batches of another size. The
         resumed pass begins after these items, which count as at least one batch.
         """
-        self._drop_last = False
+        self._drop_last = self._pads = False
 
-    @abstractmethod
     def shares(self) -> Iterator[Share]:
         """Yield this rank's share of each global batch."""
+        order = self._order()
+        if self._pads:
+            order = _padded(iter(as_list(order) if isinstance(order, Tensor) else order), self._total())
+        last: list[Any] = []
+        batch: list[Any] | Order
+        for start, stop in self._bounds():
+            if isinstance(order, (Tensor, range)):  # read only this rank's indices
+                batch = order[start:stop]
+            else:
+                batch = list(itertools.islice(order, stop - start))
+            begin, end = slice_of(len(batch), self._rank, self.world_size)
+            last = as_list(batch[begin:end]) or last or as_list(batch[self._spare])
+            yield Share(last, self._factor_of(stop - start))
 
     def __len__(self) -> int:
         first, left = self.batches_before(), self._total() - self.divided_from
@@ -310,22 +322,6 @@ class SlicedBatches(RankBatches):
         total = len(self._sampler)
         return -(-total // self.world_size) * self.world_size if self._pads else total
 
-    def shares(self) -> Iterator[Share]:
-        order = self._order()
-        total = self._total()
-        if self._pads:
-            order = _padded(_iterated(order), total)
-        last: list[Any] = []
-        batch: list[Any] | Order
-        for start, stop in self._bounds():
-            if isinstance(order, (Tensor, range)):  # read only this rank's indices
-                batch = order[start:stop]
-            else:
-                batch = list(itertools.islice(order, stop - start))
-            begin, end = slice_of(len(batch), self._rank, self.world_size)
-            last = as_list(batch[begin:end]) or last or as_list(batch[:1])
-            yield Share(last, self._factor_of(stop - start))
-
 
 class DealtBatches(RankBatches):
     """Complete batches of a user's batch sampler, which the ranks get in turn.
@@ -336,20 +332,13 @@ class DealtBatches(RankBatches):
         rank, world_size, agree: as for :func:`share`.
     """
 
+    _spare = slice(-1, None)
+
     def __init__(self, order: Any, rank: int, world_size: int, agree: Agree) -> None:
         super().__init__(order, world_size, rank, world_size, agree)
 
     def shares(self) -> Iterator[Share]:
-        order = _iterated(self._order())
-        last: Any = None
-        for start, stop in self._bounds():
-            dealt = list(itertools.islice(order, stop - start))
-            last = dealt[self._rank] if self._rank < len(dealt) else dealt[-1] if last is None else last
-            yield Share(last, self._factor_of(stop - start))
-
-
-def _iterated(order: Iterator[Any] | Order) -> Iterator[Any]:
-    return iter(as_list(order) if isinstance(order, Tensor) else order)
+        return (Share(indices[0], factor) for indices, factor in super().shares())
 
 
 def slice_of(count: int, rank: int, world_size: int) -> tuple[int, int]:

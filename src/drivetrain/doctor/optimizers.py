@@ -85,8 +85,8 @@ def check() -> Items:
 def compare(classes: Sequence[type[Optimizer]], device: torch.device, dtypes: Sequence[torch.dtype]) -> Items:
     """Compare the optimizers of ``classes`` with their Python loop (``foreach=False``) in float64 on the CPU.
 
-    All faults of one class with one kernel are one finding. Checks with skipped steps leave out a type that already
-    gives wrong numbers without skipped steps.
+    All faults of one class with one kernel are one finding. A dtype in which the class with this
+    kernel gives wrong numbers without skipped steps is not checked with skipped steps.
     """
     count, faults = 0, dict[tuple[str, str, bool], dict[str, str]]()
     shown = dict[tuple[str, str, bool], str]()

@@ -31,9 +31,9 @@ from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.strategies import familiar, rank_files
 from drivetrain.strategies.strategy import Strategy
 
-_RANK_STATE = "drivetrain_rank_state"  # entry: for each module, the strategy's ``rank_state``
-_PRECISION = "drivetrain_precision"  # entry: the precision's state; the precision's class name is appended
-_RANK_FILES = "drivetrain_rank_files"  # entry: the files of all ranks except rank 0
+_RANK_STATE = "drivetrain_rank_state"  # the key, in a saved file, of the strategy's ``rank_state`` of each module
+_PRECISION = "drivetrain_precision"  # the key of the precision's state, followed by the name of the precision's class
+_RANK_FILES = "drivetrain_rank_files"  # the key of the list of files of all ranks except rank 0
 
 
 class Verbs:

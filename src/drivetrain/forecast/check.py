@@ -184,7 +184,7 @@ def _plan(trainer: Any, module: Any, reader: int) -> Any:
     with os.fdopen(reader, "rb") as pipe:
         # pipe.read() would not return, because a loader's workers keep the pipe's other end open
         batch = pickle.load(pipe)
-    with torch_tools.real():  # the torch modes that are active in the run are not active here
+    with torch_tools.real():  # real() switches off the torch modes that are active in the run
         return _planned(trainer, module, batch)
 
 

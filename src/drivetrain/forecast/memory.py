@@ -48,7 +48,7 @@ class Stretch:
 
 @dataclass
 class Measured:
-    """The memory and the steps of one rank in a window (the batches of one optimizer step).
+    """The memory, the operations and the exchanges of one rank in a window (the batches of one optimizer step).
 
     Attributes:
         stretches: the memory of each part of the window, in order.
@@ -56,13 +56,14 @@ class Measured:
         blocks: the paths of the repeated blocks.
         lists: the paths of the lists whose blocks were removed, and the lengths before the removal.
         batches: the number of micro-batches in a window. At most two micro-batches are measured.
-        on_host: the kinds that are in the host's memory. These kinds are not counted.
-        unreadable: for each line of the program, how many unknown values the line reads.
-        read: for each line of the program, how many recorded values the line reads.
-        start: the bytes by kind at the beginning of the window.
+        on_host: the kinds of memory that the strategy keeps on the host. The totals of the stretches leave them out.
+        unreadable: for each line of the program, how many values the line reads that no run with real values has
+            recorded.
+        read: for each line of the program, how many values the line reads that a run with real values has recorded.
+        start: for each kind of memory, the bytes at the beginning of the window.
         batch_size: the number of samples in a micro-batch, or 0 if it is unknown.
-        live: for each hook, the measured live bytes when the last batch called the hook.
-        classes: the ranks of the job, grouped by the sizes of their shards, the largest first.
+        live: for each hook, the live bytes that were measured when the hook was last called.
+        classes: the ranks of the job, grouped by the sizes of their shards; the group with the largest shards first.
         fragments: the bytes that torch's allocator reserves in addition to the peak.
     """
 

@@ -1,4 +1,4 @@
-"""Replace the other ranks of a pipeline in a plan: this rank gets fake tensors with the shapes that the other ranks'
+"""For ``drivetrain plan``: run one rank of a pipeline alone, with fake tensors of the shapes that the other ranks'
 stages would send.
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from drivetrain.base.packages import pipelining
 from drivetrain.forecast import torch_tools
-from drivetrain.strategies import pipeline, pipeline_stages
+from drivetrain.strategies import pipeline_stages
 from drivetrain.strategies.pipeline import PipelineStrategy
 
 
@@ -79,7 +79,7 @@ def stand_in_for_stages(mode: Any) -> None:
         # replaces the loss and the loss's weight, which the last stage would send
         return torch.ones(2) if sums is None else sums
 
-    cast("Any", pipeline).configured, cast("Any", pipeline).owned_by = configured, owned
+    cast("Any", pipeline_stages).configured, cast("Any", pipeline_stages).owned_by = configured, owned
     cast("Any", PipelineStrategy)._schedule_for = with_shapes
     cast("Any", pipeline_stages).pipelining = SimpleNamespace(
         **{name: getattr(pipelining, name) for name in ("ScheduleInterleaved1F1B", "Schedule1F1B", "ScheduleGPipe")},

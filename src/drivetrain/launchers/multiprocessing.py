@@ -6,12 +6,13 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from multiprocessing import connection
 from typing import Any, ClassVar, Literal
 
 import torch.multiprocessing
 
+from drivetrain.base.introspect import temporarily
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError, did_you_mean
 from drivetrain.launchers import child, orphan, stacks
@@ -200,19 +201,11 @@ def _send(processes: Sequence[Any], number: int) -> None:
             os.kill(process.pid, number)
 
 
-@contextmanager
-def _early_variables(place: child.Place) -> Iterator[None]:
-    """Set the environment variables that a new process needs while it imports the program's file, before
+def _early_variables(place: child.Place) -> AbstractContextManager[None]:
+    """Context with the environment variables that a new process needs while it imports the program's file, before
     :func:`child.run`. The variables include the rank, so that only rank 0 logs. ``LOCAL_RANK`` is not set yet. With
     ``LOCAL_RANK``, a program without ``if __name__ == "__main__":`` would continue as a rank, instead of getting
     Python's error about the missing line.
     """
     early = {name: place.variables[name] for name in ("RANK", "OMP_NUM_THREADS") if name in place.variables}
-    before = {name: os.environ[name] for name in early if name in os.environ}
-    os.environ.update(early)
-    try:
-        yield
-    finally:
-        for name in early:
-            del os.environ[name]
-        os.environ.update(before)
+    return temporarily(os.environ, **early)

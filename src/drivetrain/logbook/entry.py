@@ -239,8 +239,8 @@ class Entry:
         return value.reshape(())
 
     def last_scalar(self) -> Value | None:
-        """Return the last value as a scalar. If the value was stored without a copy, only this method checks that the
-        value has one element. A value from :meth:`lend` is copied here.
+        """Return the last value as a scalar. A value that was stored without a copy was not checked when it was stored,
+        so this method raises an error if the value has more elements. A value from :meth:`lend` is copied here.
         """
         last = self._as_scalar(self.last) if isinstance(self.last, Tensor) and self.last.ndim else self.last
         return last.clone() if isinstance(last, Tensor) and self.last is self._lent else last
@@ -365,12 +365,11 @@ class Entry:
         a sum.
         """
         options = {**self.options._asdict(), "reduce_fx": self.reduction}
-        pending = (
-            torch.stack([value.to(self._pending[-1].device) for value in self._pending]) if self._pending else None
-        )
+        pending = [value.to(self._pending[-1].device) for value in self._pending]
         return {"options": options, "total": self._total, "weight": self._weight, "last": self.last_scalar(),
                 "last_weight": self._last_weight, "fresh": self.fresh, "metric": self.metric,
-                "pending": pending, "pending_weight": self._pending_weight}  # fmt: skip
+                "pending": torch.stack(pending) if pending else None,
+                "pending_weight": self._pending_weight}  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a result of :meth:`state_dict`."""

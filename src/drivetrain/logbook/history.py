@@ -90,7 +90,8 @@ class History(Mapping[str, Column]):
         return list(self)
 
     def to_pandas(self) -> Any:
-        """Return a ``pandas.DataFrame``: one row for each step and epoch, with the columns ``step`` and ``epoch``.
+        """Return a ``pandas.DataFrame`` with the columns ``step``, ``epoch`` and one column for each name. Each pair of
+        a step and an epoch that has values has a row.
 
         Raises:
             MissingPackageError: the package pandas is not installed.

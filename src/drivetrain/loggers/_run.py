@@ -187,10 +187,6 @@ class Tables(RunLogger):
         rows = None if data is None else [list(row) for row in data]
         self._write_table(key, None if columns is None else list(columns), rows, dataframe, step)
 
-    @abstractmethod
-    def _write_table(self, key: str, columns: Any, rows: Any, dataframe: Any, step: int | None) -> None:
-        """Log a table: lists, or a pandas DataFrame."""
-
     @rank_zero_only
     def log_text(
         self,
@@ -202,6 +198,10 @@ class Tables(RunLogger):
     ) -> None:
         """Log texts as a table, with the arguments of :meth:`log_table`."""
         self.log_table(key, columns, data, dataframe, step)
+
+    @abstractmethod
+    def _write_table(self, key: str, columns: Any, rows: Any, dataframe: Any, step: int | None) -> None:
+        """Log a table: lists, or a pandas DataFrame."""
 
 
 def array_of(image: Any) -> Any:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from drivetrain.base import files
+from drivetrain.base.introspect import calls
 from drivetrain.base.rank_zero import rank_zero_only, rank_zero_warn
 from drivetrain.errors import arguments_checked, check_count
 from drivetrain.loggers._folder import FolderLogger
@@ -331,17 +332,15 @@ class CSVExperiment:
     def metrics_keys(self) -> list[str]:
         return list(self._logger._columns_in_file)
 
-    def log_hparams(self, params: Any) -> None:
-        """Store hyperparameters."""
-        self._logger.log_hyperparams(params)
+    log_hparams = calls("_logger.log_hyperparams")
+    """Store hyperparameters."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int | None = None) -> None:
         """Add one number; the arguments have the meaning of TensorBoard's ``SummaryWriter.add_scalar``."""
         self._logger.log_metrics({tag: scalar_value}, global_step)
 
-    def save(self) -> None:
-        """Write the remaining rows and hyperparameters."""
-        self._logger.save()
+    save = calls("_logger.save")
+    """Write the remaining rows and hyperparameters."""
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(

@@ -197,8 +197,8 @@ class TensorBoardLogger(FolderLogger):
                 )
                 return
             args, kwargs = inputs
-            # A module without a Trainer is replaced by a copy: torch's tracer reads every attribute, and a read of
-            # ``trainer`` would raise an error.
+            # torch's tracer reads every attribute, and ``trainer`` of a module without a Trainer raises an error. So
+            # such a module is replaced by a copy whose ``trainer`` is None.
             traced = model if getattr(model, "_trainer", None) is not None else detached(model)
             if kwargs:
                 traced, args = _ByName(traced, list(kwargs)), tuple(kwargs.values())
@@ -249,10 +249,9 @@ class TensorBoardLogger(FolderLogger):
             return  # the state is for another folder
         self._sizes, self._last, self._found = state["files"], state["last"], dict(state["last"])
         for name in names:
-            # Processes that resumed from this checkpoint or a later checkpoint have written files with this name.
-            is_later = name.startswith("events.out.") and _RESUMED in name
-            # If the run had no event file at the time of the checkpoint, all event files are later files.
-            is_later = is_later or (name.startswith("events.out.") and not self._sizes)
+            # Processes that resumed from this checkpoint or a later checkpoint have written files with this name. If
+            # the run had no event file at the time of the checkpoint, all event files are later files.
+            is_later = name.startswith("events.out.") and (_RESUMED in name or not self._sizes)
             size = self._sizes.get(name, 0 if is_later else None)
             if size is not None:
                 self._fetch(name)

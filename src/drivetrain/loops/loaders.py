@@ -443,7 +443,7 @@ class Loaders:
             return loader
 
         if isinstance(made, CombinedLoader):
-            # a copy, because another run may divide the user's object again
+            # a copy: another run with the user's object must begin with the user's own loaders
             made = copy.copy(made) if shares else made
             made.flattened = [prepare(loader) for loader in made.flattened]
         else:

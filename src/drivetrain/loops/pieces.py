@@ -12,9 +12,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from drivetrain.base.introspect import overrides, positional_arity
+from drivetrain.base.tree import rescale
 from drivetrain.errors import ConfigurationError
 from drivetrain.loops.run import Run
-from drivetrain.loops.window import Window, rescale
+from drivetrain.loops.window import Window
 from drivetrain.module.trainable import TrainableModule
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies import familiar

@@ -66,23 +66,17 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None, deferred: 
     Returns:
         A dictionary with these entries, some of which may be missing:
 
-        - ``progress``: the counters.
-        - ``rng``: the random state.
+        - ``progress``: the counters; ``rng``: the random state.
         - ``data``: this rank's position in the training loader.
-        - ``samples``: the number of samples that all ranks have done; with a user's batch sampler, the number of
-          batches.
-        - ``order``: see :func:`~drivetrain.data.samplers.order_of`.
-        - ``data_ranks``: how many ranks share the data.
-        - ``divided_from``: if the epoch was resumed with another batch size, the number of samples before the point of
-          resumption.
-        - ``window``, ``gradients``: for an incomplete window.
-        - ``logged``: running reductions of the epoch's values.
+        - ``samples``: the samples that all ranks have done, as a number; with a user's batch sampler, the batches.
+        - ``order``: see :func:`~drivetrain.data.samplers.order_of`; ``data_ranks``: how many ranks share the data.
+        - ``divided_from``: in an epoch that was resumed with another batch size, the samples before that point.
+        - ``window``, ``gradients``: for an incomplete window; ``logged``: running reductions of the epoch's values.
         - ``exact``: whether a run that resumes here computes the same as an uninterrupted run.
         - ``cut_off``: true if the run ended after an optimizer's step, and before the end of that step's batch.
         - ``settled``: true if the loop has done all that follows the last batch: log, validate, step the schedulers.
-        - ``callbacks``, ``buffers``, ``options`` (of optimizers and schedulers), ``rank_state``, ``precision`` (a
-          function): states at the restart point, if the restart point is earlier than the checkpoint.
-        - ``ahead``: the callbacks whose saved states are later than the restart point.
+        - if the restart point is earlier than the checkpoint: the states ``callbacks``, ``buffers``, ``options``,
+          ``rank_state`` and ``precision`` there, and in ``ahead`` the callbacks whose saved states are later.
 
     Raises:
         CheckpointError: an optimizer was interrupted in the middle of its step.

@@ -191,7 +191,7 @@ class ValidationClock:
     def restart(self) -> None:
         """Restart the clock."""
         self._began = time.monotonic()
-        self._answer = (-1, False)  # the argument ``batches`` of the last call, and the result
+        self._answer = (-1, False)  # of the last call of is_over(): its argument ``batches``, and its result
 
     def is_over(self, seconds: float, batches: int, strategy: Strategy) -> bool:
         """Whether ``seconds`` have passed on rank 0's clock. All calls during one batch return the same result."""

@@ -28,15 +28,15 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from drivetrain.base.introspect import overrides
+from drivetrain.base.tree import parameters_of, rescale
 from drivetrain.engine.wrappers import TakeStep, check_closure, requires_closure
 from drivetrain.errors import ConfigurationError, RunError, shown
 from drivetrain.loops import direct, own_step, pieces, split
 from drivetrain.loops.pieces import Backward, Step
 from drivetrain.loops.progress import Phase
 from drivetrain.loops.run import Run
-from drivetrain.loops.window import rescale
 from drivetrain.module.losses import cannot_be_differentiated, check_manual_output, loss_of
-from drivetrain.module.optimizers import LightningOptimizer, loses_gradients, parameters_of
+from drivetrain.module.optimizers import LightningOptimizer, loses_gradients
 from drivetrain.strategies.step import Step as StepVerbs
 from drivetrain.strategies.step import steps_itself
 

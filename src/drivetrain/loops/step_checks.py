@@ -34,7 +34,8 @@ def check(module: Any, settings: Settings, strategy: Strategy) -> None:
     set.
 
     Raises:
-        ConfigurationError: the step does not work with an argument. The message gives the reason and the cure.
+        ConfigurationError: the step does not work with one of these arguments. The message gives
+            the reason and the cure.
     """
     if settings.split_on_oom and (why := _why_not_split(module, settings, strategy)):
         raise ConfigurationError(f"Trainer(split_on_oom=True) {why} Leave split_on_oom out.")

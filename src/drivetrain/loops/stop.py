@@ -383,8 +383,8 @@ class Stop:
             self._store.set(self._key("last"), self._store.get(self._key("highest")))
 
     def _leave(self) -> None:
-        """End the thread. Write a number for this rank, so that other ranks do not wait for this rank. Called after the
-        loop.
+        """End the thread. If this rank has written no batch number into the store, write one, so that other ranks do
+        not wait for this rank. Called after the loop.
         """
         if self._thread is None:
             return

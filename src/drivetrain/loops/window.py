@@ -11,19 +11,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from drivetrain.base.restoring import COUNT, Form, number
+from drivetrain.base.tree import rescale
 from drivetrain.errors import ConfigurationError
-from drivetrain.module.optimizers import parameters_of
 
 Stepped = Optimizer | Sequence[Optimizer] | None
 """One or more optimizers, whose parameters have a window's gradients; or ``None``."""
-
-
-def rescale(optimizer: Stepped, factor: float | Tensor) -> None:
-    """Multiply the gradients of the parameters of one or more optimizers by ``factor``."""
-    for each in optimizer if isinstance(optimizer, Sequence) else [optimizer]:
-        for parameter in [] if each is None else parameters_of(each):
-            if parameter.grad is not None:
-                parameter.grad.mul_(factor)
 
 
 @dataclass(slots=True, eq=False)

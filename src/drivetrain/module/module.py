@@ -14,6 +14,7 @@ from drivetrain.base.compiled import context_of, own_names
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.supplied import instead_of
 from drivetrain.base.torch_private import BUFFERS, COMPILED_CALL, MODULES, PARAMETERS, STORES
+from drivetrain.base.tree import parameters_of
 from drivetrain.engine.ranks import gathered
 from drivetrain.engine.wrappers import unwrapped
 from drivetrain.errors import (
@@ -31,7 +32,7 @@ from drivetrain.logbook.logbook import Logbook
 from drivetrain.module.export import ExportMixin
 from drivetrain.module.hparams import HyperparametersMixin
 from drivetrain.module.loading import LoadableMixin
-from drivetrain.module.optimizers import loses_gradients, parameters_of
+from drivetrain.module.optimizers import loses_gradients
 from drivetrain.module.trainable import TrainableModule
 
 if TYPE_CHECKING:

@@ -10,13 +10,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.spelling import is_higher_better
-from drivetrain.engine.wrappers import OptimizerHandle, unwrapped
+from drivetrain.engine.wrappers import OptimizerHandle
 from drivetrain.errors import (
     ConfigurationError,
     UnknownNameError,
@@ -55,11 +54,6 @@ class LightningOptimizer(OptimizerHandle):
             sync_grad: whether gradients that are computed in this context are averaged over the processes.
         """
         return self._module.toggled_optimizer(self)
-
-
-def parameters_of(optimizer: Any) -> list[nn.Parameter]:
-    """Return all parameters in the optimizer's parameter groups."""
-    return [parameter for group in unwrapped(optimizer).param_groups for parameter in group["params"]]
 
 
 def loses_gradients(call: str, accumulate: int) -> ConfigurationError:

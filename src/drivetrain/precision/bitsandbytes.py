@@ -156,8 +156,8 @@ def _layer_classes() -> tuple[Any, Any]:
         def forward(self, x: Tensor) -> Tensor:
             state = self.state
             # In training mode, the layer multiplies by unpacked weights, because the backward pass on CPUs needs
-            # unpacked weights. In evaluation mode, bitsandbytes also packs the inputs. On CPUs with AVX512,
-            # bitsandbytes would call torch._int_mm, which leaves some results uninitialized (pytorch#195066).
+            # unpacked weights. In evaluation mode, bitsandbytes also packs the inputs, and on CPUs with AVX512
+            # calls torch._int_mm, which leaves some results uninitialized (pytorch#195066).
             state.is_training = self.training or state.has_fp16_weights or x.is_cpu
             if state.has_fp16_weights:
                 if hasattr(self.weight, "placements"):  # the weight is sharded over processes

@@ -137,9 +137,8 @@ class Familiar:
         self, optimizer: Optimizer, clip_val: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
     ) -> Tensor | None:
         """Clip the gradients of :meth:`main_params` by their total norm, and return the norm before clipping."""
-        return torch.nn.utils.clip_grad_norm_(
-            list(self.main_params(optimizer)), clip_val, norm_type, error_if_nonfinite
-        )
+        parameters = list(self.main_params(optimizer))
+        return torch.nn.utils.clip_grad_norm_(parameters, clip_val, norm_type, error_if_nonfinite)
 
     # ---- checkpoints inside a window of accumulated batches, for drivetrain's own loss scaling -------------------
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import torch
@@ -14,10 +14,11 @@ from torch.amp import GradScaler
 from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
-from drivetrain.base.introspect import overrides
+from drivetrain.base.introspect import overrides, temporarily
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.restoring import COUNT, Form, WrongForm, expect, number
 from drivetrain.base.torch_private import GROWTH_TRACKER, SCALES_ITSELF, scale_of, states_of_scaler
+from drivetrain.base.tree import rescale
 from drivetrain.errors import ConfigurationError, check_known
 from drivetrain.precision.precision import Autocast, Precision
 
@@ -137,7 +138,12 @@ class MixedPrecision(Autocast):
         # The scaler calls the optimizer only if all gradients are finite.
         hook = optimizer.register_step_post_hook(lambda *_: called.append(True))
         try:
-            with _stepped_as_others(optimizer):
+            # A scaler calls an optimizer with a fused kernel on every step, and the kernel skips the update if
+            # gradients are not finite. But ``step`` creates the optimizer's state before it calls the kernel: SGD's
+            # momentum buffers are allocated but not initialised, and stay uninitialised if the step is skipped. With
+            # this attribute, the scaler does not call the optimizer to skip a step. The kernel could also unscale
+            # gradients, but they are already unscaled here, so nothing is lost.
+            with temporarily(vars(optimizer), **{SCALES_ITSELF: False}):
                 self._scaler.step(optimizer, **kwargs)
         finally:
             hook.remove()
@@ -259,6 +265,7 @@ class MixedPrecision(Autocast):
             stage = OptState.STEPPED if its_round["stepped"] else OptState.UNSCALED
             states_of_scaler(self._scaler)[id(optimizer)].update(stage=stage, found_inf_per_device={device: found})
 
+    @torch.no_grad()
     def _settle(self) -> None:
         """If an optimizer has stepped since the last update, update the scale. Also multiply all gradients that no step
         has used yet, so that these gradients fit the new scale.
@@ -271,13 +278,13 @@ class MixedPrecision(Autocast):
             # Reset the scaler's state of this optimizer. The scaler itself resets states only in update(), for all
             # optimizers together. A disabled scaler has no such state.
             states_of_scaler(self._scaler).pop(id(optimizer), None)
-            _multiply_gradients(optimizer, before)
+            rescale(optimizer, before)
         self._unscaled.clear()
         if self._stepped:
             self._update()
             ratio = self._scaler.scale(one) / before
             for optimizer in held:
-                _multiply_gradients(optimizer, ratio)
+                rescale(optimizer, ratio)
             self._scaled = bool(held)
 
     def _count_skips(self, optimizer: Optimizer) -> None:
@@ -300,29 +307,6 @@ def _twin(scaler: GradScaler, copied: Callable[[Any], Any]) -> GradScaler:
     return twin
 
 
-@contextmanager
-def _stepped_as_others(optimizer: Optimizer) -> Iterator[None]:
-    """Context in which a scaler treats ``optimizer`` like an optimizer without a fused kernel. To skip a step, the
-    scaler then does not call ``optimizer``.
-
-    A scaler calls an optimizer with a fused kernel on every step, and the kernel skips the update if gradients are not
-    finite. ``step`` creates the optimizer's state before the call of the kernel. In a skipped step, SGD's momentum
-    buffers would therefore be allocated but not initialised. A fused kernel can also unscale gradients, but the
-    gradients are already unscaled here.
-    """
-    own = vars(optimizer)
-    if not getattr(optimizer, SCALES_ITSELF, False):
-        yield
-        return
-    before = {SCALES_ITSELF: own[SCALES_ITSELF]} if SCALES_ITSELF in own else {}
-    own[SCALES_ITSELF] = False
-    try:
-        yield
-    finally:
-        del own[SCALES_ITSELF]
-        own.update(before)
-
-
 def _positive(value: Any, place: str) -> None:
     if not 0 < number(value, place) < math.inf:
         raise WrongForm(place, f"is {value}, and a finite number above 0 is expected")
@@ -339,14 +323,6 @@ _SCALER: Form = {
 
 def _holds_gradients(optimizer: Optimizer) -> bool:
     return any(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"])
-
-
-def _multiply_gradients(optimizer: Optimizer, factor: Tensor) -> None:
-    with torch.no_grad():
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    parameter.grad.mul_(factor)
 
 
 def torch_scaler(precision: Precision) -> Any:

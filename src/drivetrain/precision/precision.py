@@ -84,9 +84,9 @@ class Precision(Familiar):
     def forward_context(self) -> AbstractContextManager[Any] | None:
         """Return a context for a forward pass on :attr:`device_type`, or ``None`` if no context is needed.
 
-        Even an empty context costs time in every step, so return ``None`` instead of an empty context. A context that
-        your subclass returns is entered only once. The contexts of drivetrain's own precisions are entered several
-        times.
+        Even an empty context costs time in every step, so return ``None`` instead of an empty context. The loop enters
+        a context of your subclass once, and calls this method again for the next step. A context of drivetrain's own
+        precisions is entered again in every step.
         """
         return None
 

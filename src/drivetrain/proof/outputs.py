@@ -133,7 +133,7 @@ def _rows(path: Path, run: Path) -> list[Row] | None:
     if path.name == run_file.NAME:
         with suppress(OSError, ValueError):
             run_file.load(path)
-            return None  # run.json always differs, because it lists the killed starts
+            return None  # run.json lists each start, also the killed ones, so it always differs
     try:
         if path.suffix in _TABLES:
             text = path.read_text(encoding="utf-8").replace(str(run), "{run}")

@@ -127,9 +127,9 @@ class Run:
             kill: the step of the kill, as numbered in the run ``like``, and the seconds to wait in this step before the
                 kill.
             like: the undisturbed run.
-            latest: the step after the step in which the last kill happened.
-            operations: a rank, and a step of this start, counted from 0. The operations of this step are recorded. Then
-                all ranks are killed.
+            latest: the step that follows the last step before the previous kill.
+            operations: a rank, and a step of this rank since the program's start, counted from 0. The operations of
+                this step are recorded. Then all ranks are killed.
 
         Raises:
             CannotTryError: the program ran longer than ``limit_s``.

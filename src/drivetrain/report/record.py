@@ -108,7 +108,7 @@ class _Record:
         self._folders: list[str] = []
         self._attempt: dict[str, Any] = {}
         self._diff = ""
-        self._told = False  # whether the warning about another writing process was given
+        self._told = False  # whether a warning has said that another process writes into the same log folder
         self._began_s = time.monotonic()
         self._carefully(lambda: self._describe(trainer, loggers, resumed_from))
         # Call git in a thread, because git takes about 20 ms.

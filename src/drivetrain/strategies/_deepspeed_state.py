@@ -192,10 +192,7 @@ def _set_whole(parameter: Any, value: Tensor, key: str | None = None) -> None:
         padded = value.new_zeros(size * parameter.ds_zero_partition_world_size)
         padded[: value.numel()] = value.flatten()
         value = padded.narrow(0, size * parameter.ds_zero_partition_rank, size)
-        set_weights, set_state = (
-            ds_utils.safe_set_local_fp32_param,
-            ds_utils.safe_set_local_optimizer_state,
-        )
+        set_weights, set_state = ds_utils.safe_set_local_fp32_param, ds_utils.safe_set_local_optimizer_state
     if key is None:
         set_weights(parameter, value)
     else:

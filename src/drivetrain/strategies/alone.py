@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
-from drivetrain.base.introspect import overrides
-from drivetrain.strategies.familiar import Familiar, standing_for
+from drivetrain.base.introspect import overrides, temporarily
+from drivetrain.strategies.familiar import Familiar
 from drivetrain.strategies.group import LoneGroup
 from drivetrain.strategies.waiting import hurry
 
@@ -29,7 +29,7 @@ def alone(strategy: Strategy, what: Alone) -> Iterator[Alone]:
     can save alone.
     """
     hurry()  # a background save then waits only briefly for other ranks
-    with standing_for(strategy, _groups=(LoneGroup(strategy.global_rank),) * 3):
+    with temporarily(vars(strategy), _groups=(LoneGroup(strategy.global_rank),) * 3):
         yield what
 
 

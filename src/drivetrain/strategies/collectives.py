@@ -5,7 +5,7 @@ operations, shapes or names differ, every rank raises the same error, and no ran
 backend for the host ("cpu:gloo,cuda:nccl"), the message is exchanged in host memory. Without such a backend, the
 exchange waits for the device. If a rank calls no collective at all, the other ranks wait until the group's timeout. The
 message makes ``all_gather`` and ``reduce`` several times slower, so their argument ``checks`` can turn the message off.
-Without the message, different calls hang or give wrong values, as with torch's own collectives.
+Without the message, ranks that call different operations hang or get wrong values, as with torch's own collectives.
 
 Each function gets ``peers``, the ranks that take part; :class:`drivetrain.strategies.group.TorchGroup` calls the
 functions. If the group's backends do not support a tensor's device, the exchange uses a copy of the tensor on the
@@ -22,6 +22,7 @@ import functools
 import hashlib
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,6 +40,8 @@ _CONSTANTS = (type(None), bool, int, float, str)
 _SMALL = 4096  # in bytes: objects up to this size are exchanged only if they differ between ranks
 _KNOWN = ["mean", "avg", "sum", "min", "max", "product", "prod"]
 _TORCHS = ["avg", "sum", "min", "max", "product", *_BITWISE]
+
+Exchange = Callable[[Tensor], Tensor]
 
 
 # ---- the functions ---------------------------------------------------------------------------------------------------
@@ -64,7 +67,7 @@ def all_gather(peers: Peers, tensor: Tensor, sync_grads: bool = False) -> Tensor
     with_gradients = problem is None and sync_grads and tensor.requires_grad and torch.is_grad_enabled()
     peers.agree_on_tensor("" if problem else f"{_kind(tensor)}{', with gradients' * with_gradients}", problem)
     if with_gradients:
-        return _Gather.apply(tensor, peers)  # type: ignore[no-untyped-call]
+        return with_gradient(tensor, partial(_stacked, peers=peers), partial(_own_sum, peers=peers))
     return _stacked(tensor.detach(), peers)
 
 
@@ -235,34 +238,31 @@ def as_tensor(leaf: Any, device: torch.device, reduce_op: Any = "max") -> Any:
 # ---- tensors ---------------------------------------------------------------------------------------------------------
 
 
-class _Gather(torch.autograd.Function):
-    """Stacks the tensors of all ranks. The gradient of this rank's tensor is the sum, over all ranks, of the gradients
-    of the tensor's slice in the stack.
+class _Linear(torch.autograd.Function):
+    """A linear exchange and its transpose, which is its backward pass. The exchange is the backward pass of the
+    transpose.
     """
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, peers: Peers) -> Tensor:
-        ctx.peers = peers
-        return _stacked(tensor, peers)
+    def forward(ctx: Any, tensor: Tensor, exchange: Exchange, transpose: Exchange) -> Tensor:
+        ctx.backward = transpose, exchange
+        return exchange(tensor)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _OwnSlice.apply(gradients[0], ctx.peers), None  # type: ignore[no-untyped-call]
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return with_gradient(gradients[0], *ctx.backward), None, None
 
 
-class _OwnSlice(torch.autograd.Function):
-    """Sums the stacks of all ranks and returns this rank's slice. ``_Gather`` and this function are the backward passes
-    of each other.
+def with_gradient(tensor: Tensor, exchange: Exchange, transpose: Exchange) -> Tensor:
+    """Return ``exchange(tensor)``. If ``tensor`` requires gradients, they flow back through ``transpose``, in which
+    every rank must take part.
     """
+    return _Linear.apply(tensor, exchange, transpose)  # type: ignore[no-untyped-call]
 
-    @staticmethod
-    def forward(ctx: Any, stack: Tensor, peers: Peers) -> Tensor:
-        ctx.peers = peers
-        return _reduced(stack, "sum", peers)[peers.ranks.index(peers.rank)].clone()
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _Gather.apply(gradients[0], ctx.peers), None  # type: ignore[no-untyped-call]
+def _own_sum(stack: Tensor, peers: Peers) -> Tensor:
+    """Return the sum of this rank's slices in the stacks of all ranks, the transpose of :func:`_stacked`."""
+    return _reduced(stack, "sum", peers)[peers.ranks.index(peers.rank)].clone()
 
 
 def _stacked(tensor: Tensor, peers: Peers) -> Tensor:
@@ -318,25 +318,33 @@ def reduction_of(rows: Tensor, reduce_op: Any) -> Tensor:
     operation = operation_of(reduce_op)
     if problem := _irreducible(rows, operation):
         raise ConfigurationError(f"reduce() got {problem}. {CURES['reduce']}")
+    return _combined(rows, operation)
+
+
+def _combined(rows: Tensor, operation: str) -> Tensor:
     if operation in _BITWISE:
         return functools.reduce(_BITWISE[operation], rows.unbind())
     if operation in ("min", "max"):
         return rows.amin(0) if operation == "min" else rows.amax(0)
     wide = rows.to(_wide(rows.dtype, rows.device))
     values = wide.prod(0) if operation == "product" else wide.sum(0)
-    exact = rows.is_floating_point() or rows.is_complex()
+    return _finished(values, operation, len(rows), rows.dtype, rows.device)
+
+
+def _finished(values: Tensor, operation: str, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return the result of a reduction of ``count`` tensors, from ``values`` in a wider dtype. Sums and means of
+    integers stay wide.
+    """
+    exact = dtype.is_floating_point or dtype.is_complex or operation in ("min", "max")
     if operation == "mean":
-        values = (values if exact else values.to(_float64(rows.device))) / len(rows)
-    return values.to(rows.dtype) if exact else values
+        values = (values if exact else values.to(_float64(device))) / count
+    return (values.to(dtype) if exact else values).to(device)
 
 
 def _irreducible(tensor: Tensor, operation: str) -> str | None:
     fraction = tensor.is_floating_point() or tensor.is_complex()
-    if (
-        tensor.dtype is torch.uint64
-        or (tensor.is_complex() and operation in ("min", "max"))
-        or (fraction and operation in _BITWISE)
-    ):
+    unordered = tensor.is_complex() and operation in ("min", "max")
+    if tensor.dtype is torch.uint64 or unordered or (fraction and operation in _BITWISE):
         return f"{operation} of {_kind(tensor)}, a type that has no such operation"
     return None
 
@@ -344,23 +352,17 @@ def _irreducible(tensor: Tensor, operation: str) -> str | None:
 def _reduced(tensor: Tensor, operation: str, peers: Peers) -> Any:
     """Reduce a tensor over the ranks. The caller must have checked that all ranks make the same call."""
     dtype, home = tensor.dtype, tensor.device
-    if operation in _BITWISE:
-        return functools.reduce(_BITWISE[operation], _stacked(tensor, peers).unbind())
+    if operation in _BITWISE or (dtype.is_complex and operation == "product"):
+        return _combined(_stacked(tensor, peers), operation)
     values = tensor.to(peers.wire(home)).to(_wide(dtype, home), copy=True, memory_format=torch.contiguous_format)
     if dtype.is_complex:
-        if operation == "product":
-            values = _stacked(values, peers).prod(0)
-        else:
-            values = torch.view_as_complex(peers.all_reduce(torch.view_as_real(values), dist.ReduceOp.SUM))
+        values = torch.view_as_complex(peers.all_reduce(torch.view_as_real(values), dist.ReduceOp.SUM))
     elif operation in ("min", "max") and dtype.is_floating_point:
         values = _extreme(values, operation, peers)
     else:
         name = "SUM" if operation == "mean" else operation.upper()
         values = peers.all_reduce(values, getattr(dist.ReduceOp, name))
-    exact = dtype.is_floating_point or dtype.is_complex or operation in ("min", "max")
-    if operation == "mean":
-        values = (values if exact else values.to(_float64(home))) / len(peers.ranks)
-    return values.to(dtype if exact else values.dtype).to(home)
+    return _finished(values, operation, len(peers.ranks), dtype, home)
 
 
 def _wide(dtype: torch.dtype, device: torch.device) -> torch.dtype:

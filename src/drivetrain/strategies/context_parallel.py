@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -26,6 +27,7 @@ from drivetrain.base.packages import device_mesh, ring
 from drivetrain.base.torch_private import keep_order_in_ring
 from drivetrain.base.tree import like_list, like_mapping, map_leaves
 from drivetrain.errors import ConfigurationError, check_count, described, did_you_mean, unknown_value
+from drivetrain.strategies.collectives import with_gradient
 from drivetrain.strategies.group import Group
 
 Kind = Literal["ulysses", "ring"]
@@ -118,11 +120,12 @@ def attention(
         return F.scaled_dot_product_attention(query, key, value, attn_mask, **options)
     size, handle, heads = context.group.size, context.group.handle, query.shape[1]
     key, value = (_with_heads_for(size, each, heads, enable_gqa) for each in (key, value))
-    query, key, value = (_Exchange.apply(each, handle, 1, 2) for each in (query, key, value))  # type: ignore[no-untyped-call]
+    to_heads, to_positions = (partial(_exchange, handle=handle, split_dim=a, join_dim=b) for a, b in ((1, 2), (2, 1)))
+    query, key, value = (with_gradient(each, to_heads, to_positions) for each in (query, key, value))
     if attn_mask is not None:
         attn_mask = _own_heads(attn_mask, heads, (query.shape[2], key.shape[2]), context.group)
     found = F.scaled_dot_product_attention(query, key, value, attn_mask, **options)
-    return _Exchange.apply(found, handle, 2, 1)  # type: ignore[no-untyped-call]
+    return with_gradient(found, to_positions, to_heads)
 
 
 def positions(length: int, device: torch.device | None = None) -> Tensor:
@@ -239,26 +242,17 @@ def _split_fields(batch: Any, dims: Mapping[Any, int]) -> Any:
 # ---- the exchange ----------------------------------------------------------------------------------------------------
 
 
-class _Exchange(torch.autograd.Function):
+def _exchange(tensor: Tensor, handle: Any, split_dim: int, join_dim: int) -> Tensor:
     """All-to-all exchange.
 
     Each rank splits a tensor along ``split_dim``, and sends one slice to each rank. Each rank then joins the received
     slices along ``join_dim``.
     """
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, handle: Any, split_dim: int, join_dim: int) -> Tensor:
-        ctx.handle, ctx.dims = handle, (split_dim, join_dim)
-        cut: Tensor = tensor.unflatten(split_dim, (dist.get_world_size(handle), -1))  # type: ignore[no-untyped-call]
-        given = cut.movedim(split_dim, 0).contiguous()
-        got = torch.empty_like(given)
-        dist.all_to_all_single(got, given, group=handle)
-        return got.movedim(0, join_dim).flatten(join_dim, join_dim + 1)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        split_dim, join_dim = ctx.dims
-        return _Exchange.apply(gradients[0], ctx.handle, join_dim, split_dim), None, None, None  # type: ignore[no-untyped-call]
+    cut: Tensor = tensor.unflatten(split_dim, (dist.get_world_size(handle), -1))  # type: ignore[no-untyped-call]
+    given = cut.movedim(split_dim, 0).contiguous()
+    got = torch.empty_like(given)
+    dist.all_to_all_single(got, given, group=handle)
+    return got.movedim(0, join_dim).flatten(join_dim, join_dim + 1)
 
 
 def _with_heads_for(size: int, tensor: Tensor, heads: int, enable_gqa: bool) -> Tensor:

@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base.compiled import compiled_method
-from drivetrain.base.introspect import reads
+from drivetrain.base.introspect import reads, temporarily
 from drivetrain.base.packages import deepspeed
 from drivetrain.base.restoring import load_states
 from drivetrain.base.torch_private import mark_as_stepped
@@ -32,7 +32,6 @@ from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import CheckpointError, ConfigurationError, check_installed
 from drivetrain.precision.precision import ClipAlgorithm, Precision
 from drivetrain.strategies import _deepspeed_config, _deepspeed_optimizers, _deepspeed_state
-from drivetrain.strategies.familiar import standing_for
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy
 from drivetrain.strategies.step_parts import OwnStep, StepParts
 from drivetrain.strategies.strategy import StrategyRegistry
@@ -279,7 +278,7 @@ class DeepSpeedStrategy(ParallelStrategy):
             self.model = self.lightning_module
         # Hide module and optimizers from super(), because super() would move both to the host. The engine's shards must
         # stay on their device, so that the module still works and can be saved.
-        with standing_for(self, optimizers=[], lightning_module=None):
+        with temporarily(vars(self), optimizers=[], lightning_module=None):
             super().teardown()
 
     # ---- the step ------------------------------------------------------------------------------------------------

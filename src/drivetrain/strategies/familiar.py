@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from drivetrain import parity
 from drivetrain.base import no_init
-from drivetrain.base.introspect import defined_by_user, overrides, reads
+from drivetrain.base.introspect import defined_by_user, overrides, reads, temporarily
 from drivetrain.data import samplers
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies.collectives import operation_of
@@ -391,7 +391,7 @@ def bind_accumulating(strategy: Strategy, model: nn.Module) -> Callable[[], Abst
 
 @contextmanager
 def _blocking(strategy: Strategy, model: nn.Module) -> Iterator[None]:
-    with standing_for(strategy, model=model), strategy.block_backward_sync():
+    with temporarily(vars(strategy), model=model), strategy.block_backward_sync():
         yield
 
 
@@ -409,7 +409,7 @@ def module_state(strategy: Strategy, module: nn.Module, model: nn.Module) -> dic
     """Return the state of ``module`` for a checkpoint; ``model`` is the strategy's wrapper of ``module``."""
     if not overrides(strategy, "lightning_module_state_dict", Familiar):
         return strategy.module_state(module)
-    with standing_for(strategy, lightning_module=module, model=model):
+    with temporarily(vars(strategy), lightning_module=module, model=model):
         return strategy.lightning_module_state_dict()
 
 
@@ -420,13 +420,13 @@ def load_module_state(
     if not overrides(strategy, "load_model_state_dict", Familiar):
         strategy.load_module_state(module, state, strict)
         return
-    with standing_for(strategy, lightning_module=module, model=model):
+    with temporarily(vars(strategy), lightning_module=module, model=model):
         strategy.load_model_state_dict({"state_dict": state}, strict=strict)
 
 
 def optimizer_state(strategy: Strategy, optimizer: Optimizer, module: nn.Module | None) -> dict[str, Any]:
     """Return the state of an optimizer of ``module``'s parameters, for a checkpoint."""
-    with standing_for(strategy, lightning_module=module):  # Lightning's method has no argument for the module
+    with temporarily(vars(strategy), lightning_module=module):  # Lightning's method has no argument for the module
         return strategy.optimizer_state(optimizer)
 
 
@@ -437,23 +437,8 @@ def load_optimizer_state(
     if not overrides(strategy, "load_optimizer_state_dict", Familiar):
         strategy.load_optimizer_states([optimizer], [state], {})
         return
-    with standing_for(strategy, lightning_module=module, optimizers=[optimizer]):
+    with temporarily(vars(strategy), lightning_module=module, optimizers=[optimizer]):
         strategy.load_optimizer_state_dict({"optimizer_states": [state]})
-
-
-@contextmanager
-def standing_for(strategy: Strategy, **attributes: Any) -> Iterator[None]:
-    """Context in which ``attributes`` replace attributes of a strategy. Lightning's members have no argument for the
-    module, so an override of a member reads the module from the strategy.
-    """
-    # The attributes are written to the instance's dictionary, because a setter may do work for the start of a run.
-    own = vars(strategy)
-    before = {name: own[name] for name in attributes if name in own}
-    own.update({name: attributes[name] for name in before})
-    try:
-        yield
-    finally:
-        own.update(before)
 
 
 def read_overrides(strategy: Strategy) -> None:

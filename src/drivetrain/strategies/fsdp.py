@@ -16,15 +16,8 @@ from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError
 from drivetrain.precision.precision import Precision
-from drivetrain.strategies import fsdp_blocks
-from drivetrain.strategies.fsdp_options import (
-    FirstFSDPArguments,
-    Options,
-    hybrid_shape,
-    ignore_first_arguments,
-    precision_policy,
-    sharding_of,
-)
+from drivetrain.strategies import fsdp_blocks, fsdp_options
+from drivetrain.strategies.fsdp_options import FirstFSDPArguments, Options, precision_policy, sharding_of
 from drivetrain.strategies.fully_sharded import FullySharded
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy
 from drivetrain.strategies.strategy import StrategyRegistry
@@ -114,7 +107,7 @@ class FSDPStrategy(FullySharded, ParallelStrategy):
                 "which takes the same. Write activation_checkpointing_policy=..."
             )
             activation_checkpointing_policy = activation_checkpointing
-        ignore_first_arguments(others)
+        fsdp_options.ignore_first_arguments(others)
         options = Options(
             cpu_offload, precision_policy(mixed_precision), auto_wrap_policy, activation_checkpointing_policy,
             sharding_of(sharding_strategy), state_dict_type, device_mesh, gradient_exchange, shard_placement_fn,
@@ -130,7 +123,7 @@ class FSDPStrategy(FullySharded, ParallelStrategy):
         return super().device_mesh if given is None or isinstance(given, Sequence) else given
 
     def _make_mesh(self, kind: str) -> DeviceMesh:
-        if (shape := hybrid_shape(self.options, self.world_size, self.num_nodes)) is not None:
+        if (shape := fsdp_options.hybrid_shape(self.options, self.world_size, self.num_nodes)) is not None:
             return device_mesh.init_device_mesh(kind, shape, mesh_dim_names=("replicate", "shard"))
         if self.data.size < self.world_size:
             return device_mesh.DeviceMesh.from_group(self.data.handle, kind)

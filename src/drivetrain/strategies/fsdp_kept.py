@@ -15,7 +15,6 @@ from torch import nn
 
 from drivetrain.base import torch_private
 from drivetrain.base.packages import fsdp
-from drivetrain.base.torch_private import TRAINING_STATE, fsdp_groups, gathered_of, place_of
 
 
 def keep_until_backward(root: nn.Module, kept: Sequence[nn.Module]) -> None:
@@ -25,9 +24,9 @@ def keep_until_backward(root: nn.Module, kept: Sequence[nn.Module]) -> None:
         root: the model.
         kept: the modules that ``fully_shard`` does not reshard after forward; ``root`` may be among these modules.
     """
-    groups = [group for module in kept for group in fsdp_groups(module)]
+    groups = [group for module in kept for group in torch_private.fsdp_groups(module)]
     if groups:
-        passes = _Passes(root, groups, fsdp_groups(root))
+        passes = _Passes(root, groups, torch_private.fsdp_groups(root))
         root.register_forward_pre_hook(passes.begin, prepend=True)
         # also called after a failed pass, because the step may catch the exception
         root.register_forward_hook(passes.end, always_call=True)
@@ -61,7 +60,7 @@ class _Passes:
                 # Free parameters that an earlier pass has left gathered. After a failed pass, the state is still
                 # "forward". In any state except "forward" and "idle", a backward pass is running, which needs the
                 # gathered parameters.
-                if group.is_unsharded and getattr(group, TRAINING_STATE) in (self._idle, self._forward):
+                if group.is_unsharded and getattr(group, torch_private.TRAINING_STATE) in (self._idle, self._forward):
                     group.reshard()
         self._running += 1
 
@@ -78,7 +77,7 @@ class _Passes:
         self._running = max(0, self._running - 1)  # not below 0: a hook may have failed before the pass was counted
         if self._running:
             for group in self._own:
-                setattr(group, TRAINING_STATE, self._forward)
+                setattr(group, torch_private.TRAINING_STATE, self._forward)
         elif not torch.is_grad_enabled():
             module.reshard()
 
@@ -92,7 +91,7 @@ def groups_in(module: nn.Module) -> Iterator[Any]:
     """Yield torch's groups of sharded parameters; FSDP gathers the parameters of a group together."""
     for each in module.modules():
         if isinstance(each, fsdp.FSDPModule):
-            yield from fsdp_groups(each)
+            yield from torch_private.fsdp_groups(each)
 
 
 def parameters_in(module: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -100,7 +99,7 @@ def parameters_in(module: nn.Module) -> Iterator[tuple[str, Any]]:
     names = {each: f"{name}." if name else "" for name, each in module.named_modules()}
     for group in groups_in(module):
         for parameter in group.fsdp_params:
-            info = place_of(parameter)
+            info = torch_private.place_of(parameter)
             yield f"{names[info.module]}{info.param_name}", parameter
 
 
@@ -112,5 +111,5 @@ def forget_iteration(module: Any) -> None:
         torch_private.reset_passes(module, list(groups_in(module)))
     for _, parameter in parameters_in(module):
         parameter.unsharded_accumulated_grad = None
-        if (gathered := gathered_of(parameter)) is not None:
+        if (gathered := torch_private.gathered_of(parameter)) is not None:
             gathered.grad = None

@@ -18,27 +18,22 @@ from torch.optim import Optimizer
 
 from drivetrain.accelerators.accelerator import HOST
 from drivetrain.base import torch_private
-from drivetrain.base.introspect import defined_by_user, overrides
+from drivetrain.base.introspect import defined_by_user, overrides, temporarily
 from drivetrain.base.packages import fsdp
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.restoring import shown_error
 from drivetrain.base.seed import rng_state, set_rng_state
-from drivetrain.base.torch_private import gathered_of, non_persistent_buffers, own_buffers, own_parameters, shape_of
+from drivetrain.base.tree import parameters_of
+from drivetrain.checkpoints import sharded
 from drivetrain.checkpoints.file import writes_files
-from drivetrain.checkpoints.sharded import place as place_of
-from drivetrain.checkpoints.sharded import read
 from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.launchers.launcher import LauncherRegistry
 from drivetrain.precision.familiar import clips_by_members
 from drivetrain.precision.precision import ClipAlgorithm, Precision
-from drivetrain.strategies import fsdp_blocks, fsdp_kept, sharded_gradients
-from drivetrain.strategies import sharded_state as sharded
+from drivetrain.strategies import fsdp_blocks, fsdp_kept, sharded_gradients, sharded_state
 from drivetrain.strategies.alone import STATE_VERBS, Alone, alone
-from drivetrain.strategies.familiar import standing_for
-from drivetrain.strategies.fsdp_blocks import class_name
 from drivetrain.strategies.fsdp_options import Options, checkpoint_activations
 from drivetrain.strategies.group import Group
-from drivetrain.strategies.optimizer_states import parameters_of
 from drivetrain.strategies.parallel import ParallelStrategy
 from drivetrain.strategies.placement import place
 from drivetrain.strategies.sharded_files import save
@@ -231,12 +226,12 @@ class FullySharded(Strategy):
         found = super().open_gradients()
         for name, parameter in fsdp_kept.parameters_in(self.lightning_module):
             held = parameter.unsharded_accumulated_grad
-            if held is None and (gathered := gathered_of(parameter)) is not None:
+            if held is None and (gathered := torch_private.gathered_of(parameter)) is not None:
                 held = gathered.grad
             if held is None:  # after forward, parameters may be gathered copies without gradients
                 held = parameter.sharded_param.grad
             if held is not None:
-                found[name] = sharded.local_shard(held)
+                found[name] = sharded_state.local_shard(held)
         return found
 
     def load_open_gradients(self, gradients: Mapping[str, Tensor]) -> None:
@@ -245,7 +240,7 @@ class FullySharded(Strategy):
             return
         for name, parameter in fsdp_kept.parameters_in(self.lightning_module):
             if name in gradients:
-                found, expected = tuple(gradients[name].shape), tuple(shape_of(parameter))
+                found, expected = tuple(gradients[name].shape), tuple(torch_private.shape_of(parameter))
                 if found != expected:
                     raise CheckpointError(
                         "The checkpoint was saved inside a window of batches, where each rank keeps its shard of the "
@@ -279,20 +274,21 @@ class FullySharded(Strategy):
     # ---- state ---------------------------------------------------------------------------------------------------
 
     def module_state(self, module: nn.Module) -> dict[str, Any]:
-        return sharded.sharded_model_state(module) if self.saves_shards else sharded.whole_model_state(module)
+        state_of = sharded_state.sharded_model_state if self.saves_shards else sharded_state.whole_model_state
+        return state_of(module)
 
     def load_module_state(self, module: nn.Module, state: Mapping[str, Any], strict: bool = True) -> None:
         with self._on_all_ranks():
-            sharded.load_whole_model_state(module, state, strict)
+            sharded_state.load_whole_model_state(module, state, strict)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        return optimizer.state_dict() if self.saves_shards else sharded.whole_optimizer_state(optimizer)
+        return optimizer.state_dict() if self.saves_shards else sharded_state.whole_optimizer_state(optimizer)
 
     def load_optimizer_states(
         self, optimizers: Sequence[Optimizer], states: Sequence[Any], module_state: Mapping[str, Any]
     ) -> None:
         with self._on_all_ranks():
-            sharded.load_whole_optimizer_states(optimizers, states)
+            sharded_state.load_whole_optimizer_states(optimizers, states)
 
     @contextmanager
     def _on_all_ranks(self) -> Iterator[None]:
@@ -323,20 +319,20 @@ class FullySharded(Strategy):
             yield ""
             return
         options = dataclasses.replace(self.options, state_dict_type="sharded")
-        with standing_for(self, options=options), alone(self, "shards") as what:
+        with temporarily(vars(self), options=options), alone(self, "shards") as what:
             yield what
 
     def save_checkpoint(self, checkpoint: Mapping[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
         if self.saves_shards:
             save(self, checkpoint, filepath, storage_options)
         else:  # the states of callbacks may also contain shards
-            super().save_checkpoint(sharded.whole_state(checkpoint), filepath, storage_options)
+            super().save_checkpoint(sharded_state.whole_state(checkpoint), filepath, storage_options)
 
     def load_checkpoint(
         self, checkpoint_path: str | Path, weights_only: bool | None = None, into: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
         if self.checkpoint_io.is_sharded(checkpoint_path):
-            return read(place_of(checkpoint_path), lazy=self.large)
+            return sharded.read(sharded.place(checkpoint_path), lazy=self.large)
         return super().load_checkpoint(checkpoint_path, weights_only, into)
 
 
@@ -389,14 +385,15 @@ def materialise(root: nn.Module, device: torch.device, shards_on: torch.device, 
     ]
     if not layers:
         return False
-    names = {module: name or class_name(root) for name, module in root.named_modules()}
+    names = fsdp_blocks.names_of(root)
     without = [each for each in layers if not callable(getattr(each, "reset_parameters", None))]
     if loads:
-        without = [each for each in without if non_persistent_buffers(each)]
+        without = [each for each in without if torch_private.non_persistent_buffers(each)]
     if without:
         raise ConfigurationError(
-            f"These layers have parameters or buffers on the meta device, and no method reset_parameters() that gives "
-            f"them first values: {', '.join(f'{names[each]} ({class_name(each)})' for each in without[:10])}"
+            "These layers have parameters or buffers on the meta device, and no method reset_parameters() that gives "
+            "them first values: "
+            f"{', '.join(f'{names[each]} ({fsdp_blocks.class_name(each)})' for each in without[:10])}"
             f"{'' if len(without) <= 10 else f' and {len(without) - 10} more'}. Define it for the layer's own "
             "parameters and buffers, or create these layers outside of the meta device."
         )
@@ -419,15 +416,15 @@ def _replace(layers: list[nn.Module], device: torch.device, shards_on: torch.dev
     """
     made: dict[nn.Parameter, nn.Parameter] = {}
     for layer in layers:
-        for name, parameter in own_parameters(layer).items():
+        for name, parameter in torch_private.own_parameters(layer).items():
             if parameter is not None and parameter.is_meta:
                 if parameter not in made:
                     where = shards_on if is_dtensor(parameter) else device
                     made[parameter] = nn.Parameter(torch.empty_like(parameter, device=where), parameter.requires_grad)
-                own_parameters(layer)[name] = made[parameter]
-        for name, buffer in own_buffers(layer).items():
+                torch_private.own_parameters(layer)[name] = made[parameter]
+        for name, buffer in torch_private.own_buffers(layer).items():
             if buffer is not None and buffer.is_meta:
-                own_buffers(layer)[name] = torch.empty_like(buffer, device=device)
+                torch_private.own_buffers(layer)[name] = torch.empty_like(buffer, device=device)
     return set(map(id, made.values()))
 
 
@@ -436,13 +433,13 @@ def _reset(layer: Any, replaced: set[int], device: torch.device, filled: set[int
     """Let ``layer`` initialise complete parameters, and keep this rank's shards of these parameters. A tied parameter
     that an earlier layer has initialised keeps its values.
     """
-    own = {name: each for name, each in own_parameters(layer).items() if id(each) in replaced}
+    own = {name: each for name, each in torch_private.own_parameters(layer).items() if id(each) in replaced}
     whole = {name: nn.Parameter(torch.empty(each.shape, dtype=each.dtype, device=device)) for name, each in own.items()}
-    own_parameters(layer).update(whole)
+    torch_private.own_parameters(layer).update(whole)
     try:
         layer.reset_parameters()
     finally:
-        own_parameters(layer).update(own)
+        torch_private.own_parameters(layer).update(own)
     for name, parameter in own.items():
         if id(parameter) not in filled:
             local_shard(parameter).copy_(local_shard(shard_like(whole[name].detach(), parameter)))

@@ -16,7 +16,6 @@ from torch import Tensor
 from drivetrain.base import torch_private
 from drivetrain.errors import ConfigurationError, NotSupportedError
 from drivetrain.strategies import collectives
-from drivetrain.strategies.collectives import operation_of, reduction_of
 from drivetrain.strategies.peers import CURES, Checks, differing_names, peers_of
 from drivetrain.strategies.waiting import store_of_job
 
@@ -100,7 +99,7 @@ class Group(ABC):
             tensor: a tensor whose shape and dtype are the same on every member. The tensor is not changed.
             op: "mean", "sum", "min", "max", "product", or a ``ReduceOp``.
         """
-        return reduction_of(self.all_gather(tensor.detach()), op)
+        return collectives.reduction_of(self.all_gather(tensor.detach()), op)
 
     def broadcast(self, obj: Any, src: int | None = None) -> Any:
         """Return ``obj`` of rank ``src`` on every member; ``None`` means the first rank in ``ranks``."""
@@ -171,7 +170,7 @@ class LoneGroup(Group):
         return (tensor if sync_grads else tensor.detach()).unsqueeze(0)
 
     def all_reduce(self, tensor: Tensor, op: Any = "mean") -> Tensor:
-        operation_of(op)
+        collectives.operation_of(op)
         return tensor
 
     def broadcast(self, obj: Any, src: int | None = None) -> Any:

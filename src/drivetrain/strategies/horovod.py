@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.base.torch_private import LAST_RATES, schedulers_in
+from drivetrain.base.tree import parameters_of
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError, NotSupportedError
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies.gradient_exchange import GradientExchanges
 from drivetrain.strategies.group import Group, all_or_alone
-from drivetrain.strategies.optimizer_states import parameters_of
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy, until_thawed
 from drivetrain.strategies.strategy import StrategyRegistry
 

@@ -12,8 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
+from concurrent import futures
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -199,7 +198,7 @@ class Meeting:
         Raises:
             RuntimeError: the deadline has passed before the end of ``function``.
         """
-        result: Future[Any] = Future()
+        result: futures.Future[Any] = futures.Future()
 
         def call() -> None:
             try:
@@ -210,7 +209,7 @@ class Meeting:
         threading.Thread(target=call, name="drivetrain meeting", daemon=True).start()
         try:
             return result.result(max(0.0, self._deadline - time.monotonic()))
-        except FutureTimeoutError as error:
+        except futures.TimeoutError as error:
             raise RuntimeError(f"no answer at {self.name} in time") from error
 
     # ---- errors --------------------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch.optim import Optimizer
 
 from drivetrain.base.packages import averaging, local_sgd
+from drivetrain.base.tree import parameters_of
 from drivetrain.errors import ConfigurationError, described, is_count, shown
-from drivetrain.strategies.optimizer_states import parameters_of
 
 _STEPS, _ITERATIONS = "local_sgd_steps", "local_sgd_iterations"
 
@@ -70,9 +70,8 @@ class ModelAveraging:
 
     def make_subgroup(self, num_processes: int) -> None:
         """Create one subgroup per machine if the user has passed no subgroup. Every rank must call this method."""
-        if (
-            self.state.subgroup is None and self.state.post_local_gradient_allreduce
-        ):  # torch's hook would create a subgroup, but only of all CUDA devices of a machine
+        # torch's hook would create a subgroup, but only of all CUDA devices of a machine
+        if self.state.subgroup is None and self.state.post_local_gradient_allreduce:
             self.state.subgroup, _ = dist.new_subgroups(num_processes)  # type: ignore[no-untyped-call]
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:

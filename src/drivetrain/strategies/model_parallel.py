@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,26 +19,21 @@ from drivetrain.base import torch_private
 from drivetrain.base.packages import device_mesh, fsdp
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.seed import rng_state, set_rng_state
-from drivetrain.base.torch_private import UNSCALE
+from drivetrain.base.tree import gradients_of
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError, number_of
 from drivetrain.precision.mixed import torch_scaler
 from drivetrain.precision.precision import Precision
-from drivetrain.strategies import fsdp_blocks
-from drivetrain.strategies import sharded_state as sharded
+from drivetrain.strategies import fsdp_blocks, sharded_state
 from drivetrain.strategies.context_parallel import CONTEXT, Context, Dims, Kind, check_arguments, dims_for, leave_all
 from drivetrain.strategies.context_parallel import split as split_sequences
 from drivetrain.strategies.fsdp_options import Options, checkpoint_activations, precision_policy
 from drivetrain.strategies.fully_sharded import FullySharded
 from drivetrain.strategies.group import Group, TorchGroup
-from drivetrain.strategies.optimizer_states import parameters_of
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy
 from drivetrain.strategies.strategy import Strategy, StrategyRegistry
 from drivetrain.strategies.tp_plan import declared_plan, split
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
 
 DATA, TENSOR = "data_parallel", "tensor_parallel"
 Size = int | Literal["auto"]
@@ -216,12 +211,12 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
         _, tensor = self.sizes
         return world if tensor == 1 else world.new(range(world.rank % tensor, world.size, tensor))
 
-    def _make_mesh(self, kind: str) -> DeviceMesh:
+    def _make_mesh(self, kind: str) -> device_mesh.DeviceMesh:
         """Return the mesh with the dimensions "data_parallel" and "tensor_parallel"."""
         return device_mesh.init_device_mesh(kind, self.sizes, mesh_dim_names=(DATA, TENSOR))
 
     @property
-    def sharding_mesh(self) -> DeviceMesh:
+    def sharding_mesh(self) -> device_mesh.DeviceMesh:
         return self.device_mesh[DATA]
 
     # ---- random numbers ------------------------------------------------------------------------------------------
@@ -271,7 +266,7 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
         precision = self.precision_plugin
         if (scaler := torch_scaler(precision)) is not None:
             self._scaler = scaler
-            vars(self._scaler)[UNSCALE] = self._unscale_shards
+            vars(self._scaler)[torch_private.UNSCALE] = self._unscale_shards
         return module
 
     def _shard(self, module: nn.Module) -> None:
@@ -306,7 +301,7 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
             return
         mesh, name = self.device_mesh, fsdp_blocks.class_name(module)
         parameters: list[Any] = list(module.parameters())
-        own = any(sharded.is_dtensor(each) and each.device_mesh != mesh[DATA] for each in parameters)
+        own = any(sharded_state.is_dtensor(each) and each.device_mesh != mesh[DATA] for each in parameters)
         if own and self._own_plan is None:
             return
         if own:
@@ -338,9 +333,9 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
     def _share(self, block: nn.Module) -> None:
         """Broadcast the first rank's weights. If layers are split, each data-parallel group has its own broadcast."""
         tensors = [each for each in (*block.parameters(), *block.buffers()) if not each.is_meta]
-        self.share_from_rank_zero([each for each in tensors if not sharded.is_dtensor(each)], self.world)
-        parts: list[Any] = [each for each in tensors if sharded.is_dtensor(each)]
-        split_only = [sharded.local_shard(each) for each in parts if each.device_mesh.mesh_dim_names == (TENSOR,)]
+        self.share_from_rank_zero([each for each in tensors if not sharded_state.is_dtensor(each)], self.world)
+        parts: list[Any] = [each for each in tensors if sharded_state.is_dtensor(each)]
+        split_only = [sharded_state.local_shard(each) for each in parts if each.device_mesh.mesh_dim_names == (TENSOR,)]
         self.share_from_rank_zero(split_only)
 
     def _complete_gradients(self, module: nn.Module) -> None:
@@ -350,7 +345,7 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
         then be summed over these ranks; the change of placements computes the sum.
         """
         for parameter in module.parameters():
-            if sharded.is_dtensor(parameter) and parameter.requires_grad and parameter not in self._hooks:
+            if sharded_state.is_dtensor(parameter) and parameter.requires_grad and parameter not in self._hooks:
                 self._hooks[parameter] = parameter.register_hook(_placed_like(parameter))  # type: ignore[no-untyped-call]
 
     def _unscale_shards(
@@ -362,7 +357,7 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
         The ranks exchange whether any shard is not finite, so that all ranks skip the same steps.
         """
         found = {self.root_device: found_inf.to(self.root_device, copy=True)}
-        for shard in (sharded.local_shard(each.grad) for each in parameters_of(optimizer) if each.grad is not None):
+        for shard in map(sharded_state.local_shard, gradients_of(optimizer)):
             if shard.dtype == torch.float16 and not allow_fp16:
                 raise ValueError("Attempting to unscale FP16 gradients.")
             here = found.setdefault(shard.device, found_inf.to(shard.device, copy=True))
@@ -374,7 +369,7 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
         while self._hooks:
             self._hooks.popitem()[1].remove()
         if self._scaler is not None:
-            del vars(self._scaler)[UNSCALE]
+            del vars(self._scaler)[torch_private.UNSCALE]
             self._scaler = None
         leave_all()
         vars(self).pop(_TO_DEVICE, None)

@@ -34,11 +34,6 @@ def plain_name(name: str) -> str:
     return _WRAPPERS.sub("", name)
 
 
-def parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:
-    """Return an optimizer's parameters in the order of their numbers in the optimizer's state dict."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
 def parameter_names(module: nn.Module, optimizer: Optimizer) -> Names:
     """Return the names of an optimizer's parameters, one list for each parameter group.
 

@@ -242,7 +242,7 @@ class ParallelStrategy(Strategy):
     def _make_groups(self) -> tuple[Group, Group, Group]:
         made = super()._make_groups()
         if isinstance(made[0], WaitingGroup):
-            self._groups = None  # not stored, because at the next call the process group may exist
+            self._groups = None  # not stored: when the groups are next read, the process group may exist
         return made
 
     def _check_met(self) -> None:

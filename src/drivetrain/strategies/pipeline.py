@@ -14,30 +14,18 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
 from drivetrain.accelerators.accelerator import HOST, Accelerator
+from drivetrain.base.introspect import temporarily
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.base.restoring import check_optimizer_state, load_states
-from drivetrain.base.tree import move_to_host
+from drivetrain.base.tree import move_to_host, parameters_of
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError, check_count, described, number_of, unknown_value
 from drivetrain.precision.precision import ClipAlgorithm, Precision
-from drivetrain.strategies.familiar import standing_for
+from drivetrain.strategies import pipeline_stages as stages
 from drivetrain.strategies.gradient_exchange import Bucket, alike
 from drivetrain.strategies.group import Group
-from drivetrain.strategies.optimizer_states import parameters_of
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy
-from drivetrain.strategies.pipeline_stages import (
-    Schedule,
-    configured,
-    keep,
-    load_own,
-    microbatches,
-    named,
-    owned_by,
-    place_own,
-    split_batch,
-    trained_stages,
-)
 from drivetrain.strategies.sharded_gradients import clip_factor, total_norm
 from drivetrain.strategies.step_parts import OwnStep, StepParts
 from drivetrain.strategies.strategy import StrategyRegistry
@@ -119,7 +107,7 @@ class PipelineStrategy(ParallelStrategy):
         # For the name of each parameter and buffer in a stage: the index, in the pipeline, of the rank that holds the
         # tensor. Tensors that are not listed are on all ranks.
         self._owners: dict[str, int] = {}
-        self._schedules: dict[Any, Schedule] = {}
+        self._schedules: dict[Any, stages.Schedule] = {}
         # A function of (loss, weight). Its result has the same type as a result of the user's loss function.
         self._form: Callable[[Tensor, Tensor], Any] | None = None
 
@@ -204,9 +192,9 @@ class PipelineStrategy(ParallelStrategy):
     def setup_module(self, module: nn.Module, move_to_device: bool = True) -> nn.Module:
         module = super().setup_module(module, move_to_device=False)  # the complete module may not fit on the device
         self._forget_stages()
-        self._stages, self._loss = configured(module, self.num_stages, self.size)
-        self._owners = owners = owned_by(module, self._stages, self.size)
-        here = named(module)
+        self._stages, self._loss = stages.configured(module, self.num_stages, self.size)
+        self._owners = owners = stages.owned_by(module, self._stages, self.size)
+        here = stages.named(module)
         if any(here[name].is_meta for name, owner in owners.items() if owner == self.pipeline.index):
             raise ConfigurationError(
                 f"{type(module).__name__} has stages of this process on the meta device: an earlier run has spread it "
@@ -214,7 +202,7 @@ class PipelineStrategy(ParallelStrategy):
             )
         if module not in _SPREAD:
             self.share_from_rank_zero([*module.parameters(), *module.buffers()], self.world)
-            keep(module, owners, self.pipeline.index)
+            stages.keep(module, owners, self.pipeline.index)
             _SPREAD.add(module)
             rank_zero_info(
                 f"PipelineStrategy spreads {type(module).__name__} over {number_of(self.size, 'process')} in "
@@ -222,16 +210,16 @@ class PipelineStrategy(ParallelStrategy):
                 f'(schedule "{self.schedule}", {self.num_microbatches} micro-batches). '
                 "Training calls the stages and the loss function, not training_step."
             )
-        return place_own(module, self.root_device) if move_to_device else module
+        return stages.place_own(module, self.root_device) if move_to_device else module
 
     def teardown(self) -> None:
         self._schedules = {}
         module = self.lightning_module
         if module is not None and self.root_device != HOST:
-            place_own(module, HOST)
+            stages.place_own(module, HOST)
         # Hide the module from super(), because super() would move the module. The stages of other ranks must stay on
         # the meta device.
-        with standing_for(self, lightning_module=None):
+        with temporarily(vars(self), lightning_module=None):
             super().teardown()
 
     # ---- the step ------------------------------------------------------------------------------------------------
@@ -271,7 +259,7 @@ class PipelineStrategy(ParallelStrategy):
                 loss function. Second, the mean loss. Third, the weight of this loss: 1 if the loss function returns no
                 weights.
         """
-        inputs, target = split_batch(batch)
+        inputs, target = stages.split_batch(batch)
         pipeline = self.pipeline
         schedule, last = self._schedule_for(inputs, trains=True), self._rank_of_loss
         sums = schedule.train(inputs, target)
@@ -292,20 +280,20 @@ class PipelineStrategy(ParallelStrategy):
             bucket.flat = self.data.all_reduce(bucket.pack())
             bucket.unpack()
 
-    def _schedule_for(self, inputs: tuple[Tensor, ...], trains: bool) -> Schedule:
+    def _schedule_for(self, inputs: tuple[Tensor, ...], trains: bool) -> stages.Schedule:
         """Return the schedule for inputs of these shapes. Different shapes need different schedules, because the ranks
         exchange tensors of fixed shapes.
 
         A schedule also determines the stages that send gradients. After layers are frozen or thawed, a different
         schedule is needed.
         """
-        trained = trained_stages(self._stages) if trains else ()
+        trained = stages.trained_stages(self._stages) if trains else ()
         key = trains, trained, tuple((tuple(each.shape), each.dtype) for each in inputs)
         if key not in self._schedules:
             numbers = range(self.pipeline.index, self.num_stages, self.size)
             own = {number: self._stages[number] for number in numbers}
-            count = microbatches(len(inputs[0]), self.num_microbatches, self.size)
-            self._schedules[key] = Schedule(
+            count = stages.microbatches(len(inputs[0]), self.num_microbatches, self.size)
+            self._schedules[key] = stages.Schedule(
                 self.schedule, own, self.num_stages, count, self._loss if trains else None, self.root_device,
                 self.pipeline.handle, self.precision_plugin.forward_context, trained,
             )  # fmt: skip
@@ -320,14 +308,9 @@ class PipelineStrategy(ParallelStrategy):
         attributes = self.lightning_module.__dict__
 
         def step(*args: Any, **kwargs: Any) -> Any:
-            own = attributes.get("forward")
-            attributes["forward"] = self._forward  # in a step, self(x) passes x through the stages of all ranks
-            try:
+            # in a step, self(x) passes x through the stages of all ranks
+            with temporarily(attributes, forward=self._forward):
                 return method(*args, **kwargs)
-            finally:
-                del attributes["forward"]
-                if own is not None:
-                    attributes["forward"] = own
 
         return step
 
@@ -399,7 +382,7 @@ class PipelineStrategy(ParallelStrategy):
         if 0 not in self.pipeline.ranks:
             return {}
         state = optimizer.state_dict()
-        there = named(self.lightning_module)
+        there = stages.named(self.lightning_module)
         owners = {id(there[name]): owner for name, owner in self._owners.items()}
         found = {
             number: self._from_owner(state["state"].get(number), owners.get(id(parameter)))
@@ -411,7 +394,7 @@ class PipelineStrategy(ParallelStrategy):
     def load_optimizer_states(
         self, optimizers: Sequence[Optimizer], states: Sequence[Any], module_state: Mapping[str, Any]
     ) -> None:
-        load_states("optimizer", optimizers, states, check_optimizer_state, load_own)
+        load_states("optimizer", optimizers, states, check_optimizer_state, stages.load_own)
 
     def _from_owner(self, value: Any, owner: int | None) -> Any:
         """Return ``value`` of the rank with the index ``owner`` in the pipeline, in host memory. If ``owner`` is

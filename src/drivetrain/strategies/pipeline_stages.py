@@ -16,10 +16,8 @@ from torch.optim import Optimizer
 
 from drivetrain.base import torch_private
 from drivetrain.base.packages import pipelining
-from drivetrain.base.torch_private import own_parameters
-from drivetrain.base.tree import map_leaves
+from drivetrain.base.tree import map_leaves, parameters_of
 from drivetrain.errors import ConfigurationError, described, number_of
-from drivetrain.strategies.optimizer_states import parameters_of
 
 
 def configured(module: nn.Module, num_stages: int, processes: int) -> tuple[list[nn.Module], Callable[..., Any]]:
@@ -106,7 +104,7 @@ def keep(module: nn.Module, owners: Mapping[str, int], index: int) -> None:
         path, _, own = name.rpartition(".")
         layer, tensor = module.get_submodule(path), there[name]
         empty = torch.empty_like(tensor, device="meta")
-        if own in own_parameters(layer):
+        if own in torch_private.own_parameters(layer):
             empty = nn.Parameter(empty, tensor.requires_grad)
         setattr(layer, own, made.setdefault(id(tensor), empty))
 

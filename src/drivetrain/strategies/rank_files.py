@@ -13,6 +13,7 @@ The rank files are beside the target of the link.
 from __future__ import annotations
 
 import contextlib
+import functools
 import glob
 import os
 import re
@@ -253,7 +254,7 @@ def discard(strategy: Strategy, path: str | Path, own: Entry, listed: str | None
 
 
 def is_listed(store: CheckpointIO, path: str | Path, own: Entry, listed: str) -> bool:
-    """Return whether the main file at ``path`` lists the rank file ``own``, although the save of both has failed.
+    """After a failed save, return whether the main file at ``path`` nevertheless lists ``own``, the file of this rank.
 
     The result is True if the save failed after the main file was renamed, for example while the folder was synced. The
     result is also True if the main file cannot be read.
@@ -284,10 +285,7 @@ def copy(store: CheckpointIO, source: str, path: str, link: bool = False, replac
     if not store.is_durable(source):
         if (background := background_of(store)) is None:  # no rank files: a save with rank files would have waited
             return store.copy(source, path, link=link, replaces=replaces)
-        if not replaces and store.exists(path):
-            return False
-        background.after(source, path, copy, background.checkpoint_io, source, path, link, replaces)
-        return True
+        return background.copy_later(functools.partial(copy, background.checkpoint_io), source, path, link, replaces)
     origin = store.resolve(source)
     copies = {
         file: f"{path}{os.path.basename(file)[len(os.path.basename(origin)) :]}" for file in _found(store, origin)

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -32,9 +32,6 @@ from drivetrain.errors import CheckpointError, ConfigurationError, WrongTypeErro
 from drivetrain.strategies import rank_files
 from drivetrain.strategies.sharded_state import boxes_in, is_dtensor
 from drivetrain.strategies.strategy import Strategy
-
-if TYPE_CHECKING:
-    from drivetrain.checkpoints.background import AsyncCheckpointIO
 
 with on_first_use:
     from drivetrain.checkpoints import background
@@ -144,7 +141,9 @@ def _planned(strategy: Strategy, checkpoint: Mapping[str, Any], folder: sharded.
     return _Own(strategy, folder, save_id, tree, listed, parts_of_rank(names, is_first))
 
 
-def _write_by(store: AsyncCheckpointIO, file: Path | str, records: Sequence[tuple[str, Any]]) -> Mapping[str, Any]:
+def _write_by(
+    store: background.AsyncCheckpointIO, file: Path | str, records: Sequence[tuple[str, Any]]
+) -> Mapping[str, Any]:
     """Write ``file`` in the process of ``store``, or in this process: see ``sharded.Write``."""
     if isinstance(file, Path):
         held = [(name, each.untyped_storage() if isinstance(each, Tensor) else each) for name, each in records]

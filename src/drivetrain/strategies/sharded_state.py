@@ -40,11 +40,11 @@ from torch.optim import Optimizer
 
 from drivetrain.base.packages import dtensor
 from drivetrain.base.restoring import check_optimizer_state, load_states
-from drivetrain.base.tree import first_dtensor, map_leaves, move_to_host
+from drivetrain.base.tree import first_dtensor, map_leaves, move_to_host, parameters_of
 from drivetrain.base.tree import is_dtensor as is_dtensor
 from drivetrain.checkpoints.sharded import StoredTensor
 from drivetrain.errors import CheckpointError
-from drivetrain.strategies.optimizer_states import parameters_of, plain_name
+from drivetrain.strategies.optimizer_states import plain_name
 
 State = dict[str, Any]
 Box = tuple[tuple[int, ...], tuple[slice, ...]]

@@ -19,7 +19,7 @@ from drivetrain.base.compiled import compiled_method
 from drivetrain.base.introspect import defined_by_user, overrides
 from drivetrain.base.lazy import on_first_use
 from drivetrain.base.restoring import WrongForm
-from drivetrain.base.tree import move
+from drivetrain.base.tree import move, rescale
 from drivetrain.precision.familiar import differentiate, end_step
 from drivetrain.precision.precision import ClipAlgorithm, Precision
 from drivetrain.strategies.facts import Shared
@@ -148,11 +148,7 @@ class Step(Shared):
             for gradient in self.open_gradients().values():
                 gradient.mul_(factor)
             return
-        optimizers = optimizer if isinstance(optimizer, Sequence) else [optimizer]
-        for group in (group for each in optimizers if each is not None for group in each.param_groups):
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    parameter.grad.mul_(factor)
+        rescale(optimizer, factor)
 
     def clip_gradients(
         self,

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.accelerators.accelerator import HOST, Accelerator
+from drivetrain.base.introspect import temporarily
 from drivetrain.base.packages import torch_xla, xla_model, xla_multiprocessing, xla_parallel_loader, xla_runtime
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
@@ -25,8 +26,9 @@ from drivetrain.errors import ConfigurationError
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies import rank_files
 from drivetrain.strategies._xla import XLAExecution, checked, run_recorded
+from drivetrain.strategies.collectives import with_gradient
 from drivetrain.strategies.ddp import DDPStrategy
-from drivetrain.strategies.familiar import Familiar, standing_for
+from drivetrain.strategies.familiar import Familiar
 from drivetrain.strategies.gradient_exchange import GradientExchanges
 from drivetrain.strategies.group import Group, LoneGroup, all_or_alone
 from drivetrain.strategies.parallel import until_thawed
@@ -64,7 +66,7 @@ class XLAGroup(Group):
 
     def all_gather(self, tensor: Tensor, sync_grads: bool = False) -> Tensor:
         if sync_grads and tensor.requires_grad and torch.is_grad_enabled():
-            return _Gather.apply(tensor, self)  # type: ignore[no-untyped-call]
+            return with_gradient(tensor, self._stacked, self._own_sum)
         return self._stacked(tensor.detach())
 
     def _stacked(self, tensor: Tensor) -> Tensor:
@@ -75,6 +77,12 @@ class XLAGroup(Group):
         numbers = tensor.to(torch.uint8) if tensor.dtype is torch.bool else tensor
         gathered: Tensor = xla_model.all_gather(numbers.to(self.device).unsqueeze(0), dim=0)
         return gathered.to(dtype=tensor.dtype, device=tensor.device)
+
+    def _own_sum(self, stack: Tensor) -> Tensor:
+        """Return the sum of this replica's slices in the stacks of all replicas, the transpose of :meth:`_stacked`."""
+        summed = stack.to(device=self.device, copy=True).contiguous()
+        self.total(summed)
+        return summed[self.rank].to(stack.device, copy=True)
 
     def total(self, tensor: Tensor) -> None:
         """Replace ``tensor`` by its sum over all replicas. ``tensor`` must be on the device."""
@@ -105,24 +113,6 @@ class XLAGroup(Group):
     def new(self, ranks: Sequence[int]) -> Group:
         why = "the replicas of torch_xla exchange all together. Use the group of all ranks."
         return all_or_alone(self, ranks, why)
-
-
-class _Gather(torch.autograd.Function):
-    """Stacks the tensors of all replicas. The gradient of this replica's tensor is the sum, over all replicas, of the
-    gradients of the tensor's slice in the stack.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: XLAGroup) -> Tensor:
-        ctx.group = group
-        return group._stacked(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        home = gradients[0].device
-        stack = gradients[0].to(device=ctx.group.device, copy=True).contiguous()
-        ctx.group.total(stack)
-        return stack[ctx.group.rank].to(home), None
 
 
 @StrategyRegistry.register("xla")
@@ -221,7 +211,7 @@ class XLAStrategy(XLAExecution, DDPStrategy):
     def _make_groups(self) -> tuple[Group, Group, Group]:
         made = super()._make_groups()
         if self._device is None:
-            self._groups = None  # not stored, because at the next call the replicas may run
+            self._groups = None  # not stored: when the groups are next read, the replicas may be running
         return made
 
     # ---- between ranks -------------------------------------------------------------------------------------------
@@ -316,7 +306,7 @@ class XLAStrategy(XLAExecution, DDPStrategy):
             loader.close()
         self._loaders.clear()
         self._exchanges.close()
-        with standing_for(self, _device=self._device or HOST):  # before the replicas run, the model is on the host
+        with temporarily(vars(self), _device=self._device or HOST):  # before the replicas run, the model is on the host
             super().teardown()
 
 

@@ -15,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.accelerators.torch_device import parse_indices
+from drivetrain.base.introspect import temporarily
 from drivetrain.base.torch_private import where
 from drivetrain.errors import ConfigurationError, is_count, shown
 from drivetrain.testing._machine import Machine
@@ -157,14 +158,8 @@ def fake_devices(count: int) -> Iterator[None]:
     """
     if not is_count(count):
         raise ConfigurationError(f"fake_devices({shown(count)}): that is no number of devices. Write fake_devices(2).")
-    before = os.environ.get(_COUNT)
-    os.environ[_COUNT] = str(count)
-    try:
+    with temporarily(os.environ, **{_COUNT: str(count)}):
         yield
-    finally:
-        os.environ.pop(_COUNT, None)
-        if before is not None:
-            os.environ[_COUNT] = before
 
 
 def _count() -> int:

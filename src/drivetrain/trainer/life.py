@@ -170,8 +170,8 @@ def _set_up_model(trainer: Trainer, job: Job, vote: Vote, agreed: agreement.Agre
         job: the job of the run.
         vote: a function that returns a context for a phase of the set-up. At the end of the context, the ranks report
             failures to each other.
-        agreed: the result of the ranks' comparison: whether all ranks have equal loggers, and whether a hook can change
-            one rank's model.
+        agreed: the result of the ranks' comparison: whether all ranks have equal loggers, and whether a hook of at
+            least one rank can change that rank's model.
 
     Returns:
         The checkpoint of the job; ``None`` without a checkpoint.

@@ -370,7 +370,7 @@ class Trainer(TrainerView):
         weights_only: bool | None,
         unknown: Mapping[str, Any] | None = None,
     ) -> jobs.Job:
-        """Check the arguments of an entry point, and return the job; create no other objects.
+        """Check the arguments of ``fit``, ``validate``, ``test`` or ``predict``, and return the job.
 
         Without a ``model``, an evaluation uses the model of the last run, with the weights of the best checkpoint.
         """

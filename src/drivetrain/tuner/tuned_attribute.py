@@ -33,7 +33,11 @@ def tuned_name(trainer: Any, module: Any, names: tuple[str, ...], owner: str, ar
 
 def set_tuned(trainer: Any, module: Any, name: str, value: Any) -> None:
     """Set the attribute ``name`` on every object that has this attribute."""
-    write(list(holders(trainer, module, name)), name, value)
+    for holder in list(holders(trainer, module, name)):
+        if isinstance(holder, MutableMapping):
+            holder[name] = value
+        else:
+            setattr(holder, name, value)
 
 
 def holders(trainer: Any, module: Any, name: str) -> Iterator[Any]:
@@ -42,12 +46,3 @@ def holders(trainer: Any, module: Any, name: str) -> Iterator[Any]:
         for holder in (owner, getattr(owner, "hparams", None)):
             if name in holder if isinstance(holder, MutableMapping) else hasattr(holder, name):
                 yield holder
-
-
-def write(to: list[Any], name: str, value: Any) -> None:
-    """Set the attribute ``name`` of each object in ``to``."""
-    for holder in to:
-        if isinstance(holder, MutableMapping):
-            holder[name] = value
-        else:
-            setattr(holder, name, value)

@@ -163,18 +163,14 @@ class _NoEpochs(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         run: Any = trainer.current_run
         run.limits = dataclasses.replace(run.limits, max_epochs=0)
+        run.hooks.observers.clear()  # a Tuner trains nothing, so a warning would be wrong
 
 
 class _TunersRate(LearningRateFinder):
     """The Tuner's finder of learning rates.
 
-    If the search ran in other processes, the callback's state contains the losses.
+    The callback's state contains the losses, so that the losses also reach this process if other processes searched.
     """
-
-    def lr_find(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        super().lr_find(trainer, pl_module)
-        run: Any = trainer.current_run
-        run.hooks.observers.clear()  # a Tuner trains nothing, so a warning would be wrong
 
     def _apply(self, trainer: Trainer, rate: float) -> None:
         """Do nothing: the Tuner does not train with the new learning rate."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from drivetrain.legacy.migrate.names import Names, Today
@@ -54,47 +55,38 @@ class Bindings:
     Attributes:
         is_of_version_1: whether the program was written for version 1 of Lightning.
         callbacks: drivetrain's callbacks that the rewritten program must import.
+        star_imports: the imports of all names, such as ``from lightning.pytorch import *``.
+        first_import: the first statement that imports Lightning or drivetrain.
     """
 
     def __init__(self, source: Source, names: Names) -> None:
         self.source, self.names = source, names
         self.is_of_version_1 = False
-        self.bound: list[Bound] = []
         self.callbacks: list[str] = []
-        for node in ast.walk(source.tree):
-            if isinstance(node, ast.Import):
-                self.bound += [self._of_import(node, alias) for alias in node.names if names.belongs(alias.name)]
-            elif isinstance(node, ast.ImportFrom) and not node.level and names.belongs(node.module or ""):
-                self.bound += [self._of_from(node, alias) for alias in node.names if alias.name != "*"]
+        imports = list(_imported(source.tree))
+        of_lightning = [each for each in imports if names.belongs(each[1])]
+        ours = [each for each in imports if each[1].partition(".")[0] == "drivetrain"]
+        self.first_import = next((each[0] for each in imports if each in of_lightning or each in ours), None)
+        self.star_imports = [
+            node for node, _, alias in of_lightning if isinstance(node, ast.ImportFrom) and alias.name == "*"
+        ]
+        self.bound = [self._bound(*each) for each in of_lightning if each[2].name != "*"]
         self.taken = _stored(source.tree, {id(each.alias) for each in self.bound})
         self.by_local = {each.local: each for each in self.bound if each.local not in self.taken}
         self._classes = {node.name: node for node in ast.walk(source.tree) if isinstance(node, ast.ClassDef)}
-        self._ours = _imports_of_ours(source.tree)
+        self._ours: dict[str, Today] = {}
+        for node, module, alias in ours:
+            name = alias.name if isinstance(node, ast.ImportFrom) else ""
+            self._ours[alias.asname or name or "drivetrain"] = Today(module, name)
 
-    def _of_import(self, node: ast.Import, alias: ast.alias) -> Bound:
-        if alias.asname is not None:
-            return Bound(alias.asname, alias.name, "", node, alias)
-        root = alias.name.partition(".")[0]
-        return Bound(root, root, "", node, alias)
-
-    def _of_from(self, node: ast.ImportFrom, alias: ast.alias) -> Bound:
-        module, local = node.module or "", alias.asname or alias.name
-        inner = f"{module}.{alias.name}"
-        if self.names.find(module, alias.name) is None and self.names.is_module(inner):
-            return Bound(local, inner, "", node, alias)
-        return Bound(local, module, alias.name, node, alias)
-
-    @property
-    def star_imports(self) -> list[ast.ImportFrom]:
-        """The imports of all names, such as ``from lightning.pytorch import *``."""
-        found = [node for node in ast.walk(self.source.tree) if isinstance(node, ast.ImportFrom) and not node.level]
-        return [node for node in found if self.names.belongs(node.module or "") and node.names[0].name == "*"]
-
-    def imports_us(self, node: ast.AST) -> bool:
-        """Whether a statement imports Lightning or drivetrain."""
-        modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        modules += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
-        return any(self.names.belongs(each) or each.partition(".")[0] == "drivetrain" for each in modules)
+    def _bound(self, node: ast.Import | ast.ImportFrom, module: str, alias: ast.alias) -> Bound:
+        if isinstance(node, ast.ImportFrom):
+            inner, local = f"{module}.{alias.name}", alias.asname or alias.name
+            if self.names.find(module, alias.name) is None and self.names.is_module(inner):
+                return Bound(local, inner, "", node, alias)
+            return Bound(local, module, alias.name, node, alias)
+        root = module.partition(".")[0]
+        return Bound(alias.asname or root, module if alias.asname else root, "", node, alias)
 
     def chains(self) -> list[Chain]:
         """Return the expressions that begin with one of Lightning's modules."""
@@ -184,12 +176,10 @@ def _stored(tree: ast.Module, imports: set[int]) -> set[str]:
 _NAMED = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, ast.ExceptHandler, ast.MatchAs, ast.MatchStar)
 
 
-def _imports_of_ours(tree: ast.Module) -> dict[str, Today]:
-    found: dict[str, Today] = {}
+def _imported(tree: ast.Module) -> Iterator[tuple[ast.Import | ast.ImportFrom, str, ast.alias]]:
+    """Yield the statement, the module and the name of each import that is not relative."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            named = [alias for alias in node.names if alias.name.partition(".")[0] == "drivetrain"]
-            found |= {alias.asname or "drivetrain": Today(alias.name, "") for alias in named}
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "drivetrain":
-            found |= {alias.asname or alias.name: Today(node.module or "", alias.name) for alias in node.names}
-    return found
+            yield from ((node, alias.name, alias) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield from ((node, node.module or "", alias) for alias in node.names)

@@ -9,7 +9,7 @@ from typing import Any
 from drivetrain.base.introspect import taken
 from drivetrain.compat.missing import TODAY
 from drivetrain.legacy.migrate.bindings import Bindings
-from drivetrain.legacy.migrate.flags import rewrite_trainer
+from drivetrain.legacy.migrate.flags import TrainerCall
 from drivetrain.legacy.migrate.hyperparameters import report_hyperparameters
 from drivetrain.legacy.migrate.names import Today
 from drivetrain.legacy.v1_3 import hooks
@@ -69,7 +69,7 @@ def _rewrite_call(bindings: Bindings, node: ast.Call) -> None:
     if bindings.source.is_in_f_string(node):
         return
     if today is not None and today.name == "Trainer":
-        bindings.callbacks += rewrite_trainer(bindings, node)
+        bindings.callbacks += TrainerCall(bindings, node).run()
     elif today is not None and today.home.startswith("drivetrain"):
         _rewrite_object(bindings, node, today)
     elif isinstance(node.func, ast.Attribute) and bindings.bound:
@@ -212,16 +212,12 @@ def _report_hooks(bindings: Bindings, node: ast.ClassDef, table: dict[str, tuple
             continue
         today, then = (text.split() for text in table[method.name])
         takes = [argument.arg for argument in (*method.args.posonlyargs, *method.args.args)][1:]
-        if _fits(len(takes), len(method.args.defaults), len(today)) or method.args.vararg is not None:
+        if len(takes) - len(method.args.defaults) <= len(today) <= len(takes) or method.args.vararg is not None:
             continue
         if len(takes) <= len(then):
             further = ["dataloader_idx=0"] if then == [*today, "dataloader_idx"] and "train" not in method.name else []
             was, now = (f"{method.name}({', '.join(['self', *names])})" for names in (takes, [*today, *further]))
             bindings.source.left(method, f"{was}: write {now}")
-
-
-def _fits(takes: int, defaults: int, given: int) -> bool:
-    return takes - defaults <= given <= takes
 
 
 def _methods(node: ast.ClassDef) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:

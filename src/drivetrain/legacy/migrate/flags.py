@@ -19,20 +19,19 @@ _CALLBACKS = re.compile(r"callbacks=\[(.*)\]", re.DOTALL)
 _ARGUMENTS = re.compile(r'(\w+=("[^"]*"|[\w.\-]+|\{value\})(, )?)+')
 
 
-def rewrite_trainer(bindings: Bindings, call: ast.Call) -> list[str]:
-    """Rewrite the arguments of a Trainer; return the callbacks of drivetrain that the rewritten arguments need."""
-    return _Call(bindings, call).run()
+class TrainerCall:
+    """A call of the Trainer in a program."""
 
-
-class _Call:
     def __init__(self, bindings: Bindings, call: ast.Call) -> None:
         self.source, self.bindings, self.call = bindings.source, bindings, call
         self.given = {keyword.arg: keyword for keyword in call.keywords if keyword.arg is not None}
+        self.values = {name: _literal(keyword.value) for name, keyword in self.given.items()}
         self.doomed: set[int] = set()  # the indices of arguments to remove
         self.more: list[tuple[ast.keyword, tuple[str | Span, ...]]] = []  # flag -> the callback that replaces it
         self.imports: list[str] = []
 
     def run(self) -> list[str]:
+        """Rewrite the arguments; return the callbacks of drivetrain that must be imported for them."""
         if self.call.args:
             self.source.left(self.call, "Trainer(...) takes keywords only: write the name of each argument")
         for keyword in self.call.keywords:
@@ -53,7 +52,7 @@ class _Call:
         return sorted([*positional, *(self.source.span(each) for each in self.call.keywords)])
 
     def _rewrite(self, name: str, keyword: ast.keyword) -> None:
-        value = _literal(keyword.value)
+        value = self.values[name]
         if name == "auto_select_gpus":
             self._drop_or_leave(name, keyword, value, 'write devices="auto" for any free ones')
         elif name in ("gpus", "tpu_cores", "num_processes"):
@@ -79,7 +78,7 @@ class _Call:
 
     def _report_differences(self) -> None:
         """Report arguments that drivetrain accepts but whose effect has changed."""
-        values = {name: _literal(keyword.value) for name, keyword in self.given.items()}
+        values = self.values
         if self.bindings.is_of_version_1 and not _HARDWARE & {keyword.arg for keyword in self.call.keywords}:
             self.source.differs(
                 self.call, "Trainer(...) without gpus= trained on the CPU, and takes a GPU today if there is one: "
@@ -107,9 +106,9 @@ class _Call:
     def _devices(self, name: str, keyword: ast.keyword, value: Any) -> None:
         others = ["gpus", "tpu_cores", "num_processes"]
         wins = next((each for each in others if each in self.given and not self._is_off(each)), "gpus")
-        has_accelerator = not self._names_backend("accelerator") and "accelerator" in self.given
+        has_accelerator = "accelerator" in self.given and not flags.is_backend(self.values["accelerator"])
         if "devices" in self.given or name != wins:
-            known = wins in self.given and _UNKNOWN not in (value, _literal(self.given[wins].value))
+            known = wins in self.given and _UNKNOWN not in (value, self.values[wins])
             drops = name != wins and known
             self._drop_or_leave(name, keyword, value, "two arguments choose the devices: keep one", drops)
         elif value is _UNKNOWN and name != "num_processes":
@@ -156,7 +155,7 @@ class _Call:
             self._leave(keyword, "write a strategy of today, or plugins=[...] with a plugin of drivetrain.legacy.v1_3")
 
     def _precision(self, name: str, keyword: ast.keyword, value: Any) -> None:
-        backend, level = (_literal(self.given[each].value) if each in self.given else None for each in _AMP)
+        backend, level = self.values.get("amp_backend"), self.values.get("amp_level")
         if name != "precision":
             if _UNKNOWN in (backend, level):
                 self._leave(keyword, f"write {flags.spelling_of(name, '')}")
@@ -254,11 +253,8 @@ class _Call:
     # ---- queries -----------------------------------------------------------------------------------------------------
 
     def _is_off(self, name: str) -> bool:
-        value = _literal(self.given[name].value)
+        value = self.values[name]
         return value is not _UNKNOWN and (flags.is_off(value) or (name == "num_processes" and value == 1))
-
-    def _names_backend(self, name: str) -> bool:
-        return name in self.given and flags.is_backend(_literal(self.given[name].value))
 
     def _is_assigned_a_call(self, node: ast.expr) -> bool:
         """Whether ``node`` is a name, and the file assigns the result of a call, such as ModelCheckpoint(...), to this
@@ -275,7 +271,6 @@ class _Call:
 _HARDWARE = frozenset({
     None, "gpus", "tpu_cores", "num_processes", "accelerator", "distributed_backend", "devices", "plugins", "strategy",
 })  # fmt: skip
-_AMP = ("amp_backend", "amp_level")
 
 
 def _literal(node: ast.expr) -> Any:

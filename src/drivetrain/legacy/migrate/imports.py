@@ -33,18 +33,16 @@ class _Item(NamedTuple):
         return f"from {self.module} import {self.text}"
 
 
-def rewrite_imports(bindings: Bindings) -> None:
-    """Rewrite imports of Lightning, and expressions such as ``pl.Trainer``, which begin with an imported module."""
-    _Rewriter(bindings).run()
+class Imports:
+    """The imports of Lightning in a program."""
 
-
-class _Rewriter:
     def __init__(self, bindings: Bindings) -> None:
         self.bindings, self.source, self.names = bindings, bindings.source, bindings.names
         self.bound_by = {id(each.alias): each for each in bindings.bound}
         self.needed: dict[int, list[_Item]] = {}  # alias of an imported module -> names to import instead
 
     def run(self) -> None:
+        """Rewrite the imports, and the expressions that begin with an imported module."""
         for name in sorted({each.local for each in self.bindings.bound} & self.bindings.taken):
             first = next(each for each in self.bindings.bound if each.local == name)
             self.source.left(
@@ -57,21 +55,17 @@ class _Rewriter:
                 self._rewrite_import(node)
             elif isinstance(node, ast.ImportFrom) and node in {each.statement for each in self.bindings.bound}:
                 self._rewrite_from(node)
-            elif isinstance(node, ast.Constant):
-                self._report_string(node)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _OF_LIGHTNING.fullmatch(node.value):
+                self.source.left(node, f'the string "{node.value}" names a module or a logger of Lightning')
         for star in self.bindings.star_imports:
             self._rewrite_star(star)
         self._import_callbacks()
 
-    def _report_string(self, node: ast.Constant) -> None:
-        if isinstance(node.value, str) and _OF_LIGHTNING.fullmatch(node.value):
-            self.source.left(node, f'the string "{node.value}" names a module or a logger of Lightning')
-
     def _import_callbacks(self) -> None:
         ours = [Today("drivetrain.callbacks", name) for name in sorted(set(self.bindings.callbacks))]
-        first = next((node for node in ast.walk(self.source.tree) if self.bindings.imports_us(node)), None)
+        first = self.bindings.first_import
         needed = [today for today in ours if self.bindings.meaning(ast.Name(today.name, ast.Load())) != today]
-        if needed and isinstance(first, ast.stmt):
+        if needed and first is not None:
             for today in needed:
                 if today.name in self.bindings.taken:
                     self.source.left(first, f"{today.name} is not drivetrain's in this file: import it as another name")
@@ -113,8 +107,8 @@ class _Rewriter:
         return f"{local}{full[len(module or '') :]}"
 
     def _binding_today(self, bound: Bound) -> tuple[str | None, str | None]:
-        """Return the local name of an imported module after the rewrite, and the module of drivetrain with this
-        name.
+        """Return two values for an import after its rewrite: the local name, and the module of drivetrain that the name
+        stands for. Both are ``None`` if drivetrain has no such module.
         """
         module = self.names.module(bound.module)
         if module is None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 
-from drivetrain.legacy.migrate.bindings import Bindings
+from drivetrain.legacy.migrate.bindings import Bindings, Bound, Chain
 from drivetrain.legacy.migrate.calls import rewrite_calls
-from drivetrain.legacy.migrate.imports import rewrite_imports
+from drivetrain.legacy.migrate.imports import Imports
 from drivetrain.legacy.migrate.names import Names
 from drivetrain.legacy.migrate.source import Source
 from drivetrain.legacy.v1_3 import flags, hooks
@@ -33,17 +33,15 @@ def migrate(name: str, content: bytes, generation: str = "") -> Source:
     bindings = Bindings(source, Names("" if generation == "2" else generation))
     bindings.is_of_version_1 = generation != "2"
     rewrite_calls(bindings)
-    rewrite_imports(bindings)
+    Imports(bindings).run()
     source.remarks.sort(key=lambda remark: (remark.line, remark.is_left, remark.text.startswith("differs: ")))
     return source
 
 
 def is_of_version_1(bindings: Bindings) -> bool:
     """Whether a program uses an import, an argument or a hook that only earlier generations have."""
-    for bound in bindings.bound:
-        if bindings.names.is_only_earlier(bound.module, bound.name):
-            return True
-    if any(bindings.names.is_only_earlier(chain.module, chain.name) for chain in bindings.chains()):
+    used: list[Bound | Chain] = [*bindings.bound, *bindings.chains()]
+    if any(bindings.names.is_only_earlier(each.module, each.name) for each in used):
         return True
     for node in ast.walk(bindings.source.tree):
         if isinstance(node, ast.Call) and (today := bindings.meaning(node.func)) is not None:

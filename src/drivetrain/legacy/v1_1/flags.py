@@ -64,7 +64,8 @@ def _hardware(flags: Mapping[str, Any]) -> dict[str, Any]:
     wraps = [each for each in plugins if isinstance(each, DDPPlugin)]
     if len(wraps) > 1:
         raise ConfigurationError(f"Trainer(plugins=...) got {len(wraps)} plugins for DDP. Keep one.")
-    hardware, devices = _devices(flags)
+    # num_processes=1 may also mean the cluster's number
+    hardware, devices = later.devices_of(flags, ("gpus", "tpu_cores", "devices"), ("cpu", {}))
     if given in ("cpu", "gpu", "tpu", "auto"):  # drivetrain accepts this value of the flag
         hardware, given = str(given), None
     if not isinstance(given, Accelerator):
@@ -80,18 +81,6 @@ def _hardware(flags: Mapping[str, Any]) -> dict[str, Any]:
     rest = [each for each in plugins if not isinstance(each, (DDPPlugin, NativeAMPPlugin))]
     precision = precision_plugin_of(later.precision_of(flags)).today.name
     return {"accelerator": given, "precision": precision, **devices, **({"plugins": rest} if rest else {})}
-
-
-def _devices(flags: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the name of drivetrain's accelerator and, if the flags choose devices, the argument ``devices``."""
-    if flags["gpus"] not in (None, 0, [], ""):
-        return "gpu", {"devices": flags["gpus"]}
-    if flags["tpu_cores"]:
-        return "tpu", {"devices": flags["tpu_cores"]}
-    if "devices" in flags:
-        return "auto", {"devices": flags["devices"]}
-    processes = flags["num_processes"]
-    return "cpu", {} if processes == 1 else {"devices": processes}  # 1 is also the default value
 
 
 def _class_of(given: Any, hardware: str, several: bool) -> type[Accelerator]:

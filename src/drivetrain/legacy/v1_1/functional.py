@@ -65,15 +65,10 @@ def _scored(today: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-auroc = _scored(functional.auroc)
+auroc = multiclass_auroc = _scored(functional.auroc)
 average_precision = _scored(functional.average_precision)
 precision_recall_curve = _scored(functional.precision_recall_curve)
 roc = _scored(functional.roc)
-
-
-def multiclass_auroc(pred: torch.Tensor, target: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-    """Return the area under the ROC curve, averaged over the classes; ``pred`` has a column for each class."""
-    return auroc(pred, target, **kwargs)
 
 
 def precision_recall(pred: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:

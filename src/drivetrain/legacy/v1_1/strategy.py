@@ -148,7 +148,7 @@ class Driven(Stepped):
         wrapped: nn.Module = self.usual.setup_module(module, move_to_device)
         if wrapped is module and "ddp" not in self.source.strategy_name:
             return module
-        return that_runs_steps(wrapped, module, self)  # in an evaluation, ``wrapped`` is the module
+        return that_runs_steps(wrapped, module, self)  # a new wrapper if ``wrapped`` is the module, as in an evaluation
 
     block_backward_sync = calls("source.block_ddp_plugin_sync_behaviour")
     reduce = calls("source.sync_tensor")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,16 +20,13 @@ class Trainer(FlaggedTrainer):
     flags_of_that_time = flags.FLAGS
     default_checkpoint = ModelCheckpoint
     takes_dictionaries = True
+    translated = staticmethod(flags.translated)
 
     def __init__(self, *args: Any, **given: Any) -> None:
         super().__init__(*args, **given)
         self.accelerator_backend.trainer = self
         facts = self.strategy.facts
         self.strategy.facts = facts.but(earlier=replace(facts.earlier, clears_last=True))
-
-    @staticmethod
-    def translated(given: Mapping[str, Any]) -> dict[str, Any]:
-        return flags.translated(given)
 
     def fit(self, model: Any, *args: Any, **more: Any) -> Any:
         """Train ``model``; return 1, as in 1.1."""

@@ -238,11 +238,10 @@ class Accelerator(EarlierAccelerator, _OfPlugin):
         """Call the module's hook ``optimizer_zero_grad``, which clears the gradients."""
         self.lightning_module.optimizer_zero_grad(current_epoch, batch_idx, optimizer)
 
-    def clip_gradients(
-        self, optimizer: Optimizer, clip_val: float | None, gradient_clip_algorithm: str = "norm"
-    ) -> Any:
-        """Clip the gradients of this optimizer's parameters; ``None`` and 0: no clipping."""
-        return self.precision_plugin.clip_gradients(optimizer, clip_val, gradient_clip_algorithm)
+    clip_gradients = calls("precision_plugin.clip_gradients")
+    """``clip_gradients(optimizer, clip_val, gradient_clip_algorithm="norm")``: clip the gradients of this optimizer's
+    parameters; ``None`` and 0: no clipping.
+    """
 
     def on_train_start(self) -> None:
         """Called before training, after the hooks ``on_train_start`` of callbacks and module."""

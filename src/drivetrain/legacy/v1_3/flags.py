@@ -5,7 +5,7 @@ in a warning.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from drivetrain.base.rank_zero import rank_zero_warn
@@ -149,30 +149,39 @@ def _hardware(flags: Mapping[str, Any]) -> dict[str, Any]:
         if len(found) > 1:
             raise ConfigurationError(f"Trainer(plugins=...) got {len(found)} {kind} plugins. Keep one.")
     rest = {"plugins": left} if (left := [each for each in plugins if each not in (*kinds, *precisions)]) else {}
-    hardware, devices = _devices(flags, given)
+    one = ("auto", {}) if isinstance(given, Accelerator) else ("cpu", {"devices": 1})
+    hardware, devices = devices_of(flags, ("devices", "gpus", "tpu_cores"), one)
     if isinstance(given, Accelerator):
         return {"accelerator": given, **devices, **rest}
     if given is not None and not is_backend(given):
-        known = ["cpu", "gpu", "tpu", "ddp_cpu", *PLUGINS]
-        if given not in ("cpu", "gpu", "tpu", "auto"):
-            raise unknown_value("Trainer", "accelerator", given, known)
-        hardware = {"cpu": CPUAccelerator, "gpu": GPUAccelerator, "tpu": TPUAccelerator, "auto": Accelerator}[given]
+        if given not in list(_ACCELERATORS):  # the value may be of a type that is no key
+            raise unknown_value("Trainer", "accelerator", given, ["cpu", "gpu", "tpu", "ddp_cpu", *PLUGINS])
+        hardware = given
     precision = precisions[0] if precisions else precision_of(flags)
     plugin = kinds[0] if kinds else _backend(given if is_backend(given) else None, hardware, devices, flags)
-    return {"accelerator": hardware(precision_plugin_of(precision), training_type_plugin_of(plugin)), **devices, **rest}
+    accelerator = _ACCELERATORS[hardware](precision_plugin_of(precision), training_type_plugin_of(plugin))
+    return {"accelerator": accelerator, **devices, **rest}
 
 
-def _devices(flags: Mapping[str, Any], given: Any) -> tuple[type[Accelerator], dict[str, Any]]:
-    if "devices" in flags:
-        return Accelerator, {"devices": flags["devices"]}
-    gpus, cores = flags["gpus"], flags["tpu_cores"]
-    if not is_off(gpus):
-        return GPUAccelerator, {"devices": gpus}
-    if cores:
-        return TPUAccelerator, {"devices": cores}
-    if isinstance(given, Accelerator) and flags["num_processes"] == 1:
-        return Accelerator, {}
-    return CPUAccelerator, {"devices": flags["num_processes"]}
+_ACCELERATORS = {"cpu": CPUAccelerator, "gpu": GPUAccelerator, "tpu": TPUAccelerator, "auto": Accelerator}
+_HARDWARE = {"devices": "auto", "gpus": "gpu", "tpu_cores": "tpu"}
+
+
+def devices_of(
+    flags: Mapping[str, Any], order: Sequence[str], one: tuple[str, dict[str, Any]]
+) -> tuple[str, dict[str, Any]]:
+    """Return the name of drivetrain's accelerator, and the argument ``devices`` if the flags choose devices.
+
+    Args:
+        flags: all flags.
+        order: the names of the flags for devices; the first that is set decides. If none is, ``num_processes`` does.
+        one: the result for ``num_processes=1``, the default.
+    """
+    for name in order:
+        if not is_off(flags.get(name)):
+            return _HARDWARE[name], {"devices": flags[name]}
+    processes = flags["num_processes"]
+    return one if processes == 1 else ("cpu", {"devices": processes})
 
 
 def precision_of(flags: Mapping[str, Any]) -> Any:
@@ -183,7 +192,7 @@ def precision_of(flags: Mapping[str, Any]) -> Any:
     return {"16": "16-mixed", "32": "32-true", "64": "64-true", "bf16": "bf16-mixed"}.get(str(bits), bits)
 
 
-def _backend(given: Any, hardware: type[Accelerator], devices: Mapping[str, Any], flags: Mapping[str, Any]) -> str:
+def _backend(given: Any, hardware: str, devices: Mapping[str, Any], flags: Mapping[str, Any]) -> str:
     """Return the name of the requested training-type plugin. Without a request, return the default for the number of
     devices.
     """
@@ -192,7 +201,7 @@ def _backend(given: Any, hardware: type[Accelerator], devices: Mapping[str, Any]
     if given is not None:
         return str(given)
     several = not is_one(devices.get("devices", 1))
-    if hardware is TPUAccelerator:
+    if hardware == "tpu":
         return "tpu_spawn" if several else "single_tpu"
     return "ddp_spawn" if several or flags["num_nodes"] > 1 else "single_device"
 

@@ -116,7 +116,7 @@ class PrecisionPlugin:
         """Called after each step of the optimizer, and after a skipped step."""
 
     def as_settings(self) -> dict[str, Any]:
-        """Return the arguments of drivetrain's Trainer for this plugin, if the program passes no accelerator.
+        """Return the arguments of drivetrain's Trainer for this plugin. Called if the program passes no accelerator.
 
         Raises:
             ConfigurationError: the plugin's class overrides methods that only an accelerator calls.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import drivetrain.trainer.trainer
 from drivetrain.base.introspect import reads
+from drivetrain.clusters.slurm import SLURMEnvironment
 from drivetrain.loops.progress import Phase, TrainerFn
 from drivetrain.strategies.ddp import DDPStrategy
 from drivetrain.strategies.ddp2 import DDP2Strategy
@@ -30,7 +30,6 @@ def _none_for_unlimited(name: str, doc: str) -> Any:
 
 
 _BITS = {"16-mixed": 16, "16-true": 16, "bf16-mixed": "bf16", "bf16-true": "bf16", "32-true": 32, "64-true": 64}
-
 
 _EPOCH_OVER = (Phase.BETWEEN_EPOCHS, Phase.TRAIN_END, Phase.NONE)
 
@@ -80,9 +79,8 @@ class Asked(drivetrain.trainer.trainer.Trainer):
 
     @property
     def slurm_job_id(self) -> int | None:
-        """SLURM's id of the job."""
-        number = os.environ.get("SLURM_JOB_ID", "")
-        return int(number) if number.isdigit() else None
+        """SLURM's id of the job; ``None`` in an interactive job."""
+        return SLURMEnvironment().job_id()
 
     @property
     def use_amp(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -28,18 +28,36 @@ from drivetrain.module.optimizers import LRSchedulerConfig, normalise
 from drivetrain.trainer.job import Job
 
 
+def _evaluation(call: str, then: str, step: str) -> Any:
+    """Return the method ``call`` of a Trainer of Lightning 1.x, which runs the module's ``step``. ``then`` is the
+    former name of the argument ``dataloaders``.
+    """
+
+    def evaluate(
+        self: FlaggedTrainer, model: Any = None, dataloaders: Any = None, *args: Any, **more: Any
+    ) -> list[Any]:
+        loaders = _renamed(call, then, more.pop(then, None), "dataloaders", dataloaders)
+        if _has_nothing_to_do(model or self.lightning_module, call, step):
+            return []
+        loaders, more = self._data_of_fit(call, model, loaders, args, more)
+        # In Lightning 1.3, ckpt_path="best" was the default, but had no effect if a model was passed.
+        if model is not None and more.get("ckpt_path") == "best":
+            del more["ckpt_path"]
+        results = getattr(super(FlaggedTrainer, self), call)(model, loaders, *args, **more)
+        return with_last_steps(results, self.callback_metrics)
+
+    return evaluate
+
+
 class FlaggedTrainer(FromCommandLine, Asked):
     """Base class of the Trainers of Lightning 1.1 and 1.3."""
 
     flags_of_that_time: ClassVar[Mapping[str, Any]] = flags.FLAGS
     default_checkpoint: ClassVar[Any] = ModelCheckpoint
     takes_dictionaries: ClassVar[bool] = False
+    # converts the flags to arguments of drivetrain's Trainer
+    translated: ClassVar[Any] = staticmethod(flags.translated)
     resume_from_checkpoint: Any = None
-
-    @staticmethod
-    def translated(given: Mapping[str, Any]) -> dict[str, Any]:
-        """Convert the flags in ``given`` to arguments of drivetrain's Trainer."""
-        return flags.translated(given)
 
     def __init__(self, *args: Any, **given: Any) -> None:
         given = {**dict(zip(self.flags_of_that_time, args, strict=False)), **given}
@@ -181,33 +199,10 @@ class FlaggedTrainer(FromCommandLine, Asked):
             super().fit(model, loaders, val_dataloaders, datamodule, **more)
         return 1
 
-    def validate(
-        self, model: Any = None, dataloaders: Any = None, *args: Any, val_dataloaders: Any = None, **more: Any
-    ) -> Any:
-        """Evaluate on the validation loaders."""
-        dataloaders = _renamed("validate", "val_dataloaders", val_dataloaders, "dataloaders", dataloaders)
-        return self._evaluation_of_that_time(super().validate, "validation_step", model, dataloaders, args, more)
-
-    def test(
-        self, model: Any = None, dataloaders: Any = None, *args: Any, test_dataloaders: Any = None, **more: Any
-    ) -> Any:
-        """Evaluate on the test loaders."""
-        dataloaders = _renamed("test", "test_dataloaders", test_dataloaders, "dataloaders", dataloaders)
-        return self._evaluation_of_that_time(super().test, "test_step", model, dataloaders, args, more)
-
-    def _evaluation_of_that_time(
-        self, run: Callable[..., Any], step: str, model: Any, loaders: Any, args: tuple[Any, ...], more: dict[str, Any]
-    ) -> list[Any]:
-        """Return the results of ``run``: drivetrain's method ``validate`` or ``test``. The argument ``step`` is the
-        name of the module's step.
-        """
-        if _has_nothing_to_do(model or self.lightning_module, run.__name__, step):
-            return []
-        loaders, more = self._data_of_fit(run.__name__, model, loaders, args, more)
-        # In Lightning 1.3, ckpt_path="best" was the default, but had no effect if a model was passed.
-        if model is not None and more.get("ckpt_path") == "best":
-            del more["ckpt_path"]
-        return with_last_steps(run(model, loaders, *args, **more), self.callback_metrics)
+    validate = _evaluation("validate", "val_dataloaders", "validation_step")
+    """Evaluate on the validation loaders."""
+    test = _evaluation("test", "test_dataloaders", "test_step")
+    """Evaluate on the test loaders."""
 
     def predict(self, model: Any = None, dataloaders: Any = None, *args: Any, **more: Any) -> Any:
         """Predict on the loaders."""

@@ -62,7 +62,7 @@ class TrainingTypePlugin(OfAccelerator, AsksStrategy):
         return {}
 
     def as_settings(self) -> dict[str, Any]:
-        """Return the arguments of drivetrain's Trainer for this plugin, if the program passes no accelerator."""
+        """Return the arguments of drivetrain's Trainer for this plugin. Called if the program passes no accelerator."""
         plugin: Any = self
         found = (self.accelerator or accelerators.Accelerator(PrecisionPlugin(), plugin)).as_settings()
         found["strategy"].own_parts.precision = None  # the Trainer's arguments determine the precision
@@ -121,7 +121,7 @@ class TrainingTypePlugin(OfAccelerator, AsksStrategy):
     def setup_environment(self) -> None:
         """Start the processes, and select this process's device."""
         strategy = self.strategy
-        if strategy.accelerator is None:  # in a user's loop, the devices and ranks are not set yet
+        if strategy.accelerator is None:  # without a Trainer, the devices and ranks are not set yet
             strategy.launch()
         else:
             strategy.usual.setup_environment()

@@ -177,32 +177,6 @@ PLUGINS: dict[str, Callable[[], TrainingTypePlugin]] = {
 """The plugin class for each of Lightning 1.3's names for plugins."""
 
 
-class TrainingTypePluginsRegistry:
-    """Names of plugins, for ``Trainer(plugins="name")`` and ``training_type_plugin="name"``."""
-
-    @staticmethod
-    def register(name: str, plugin: Any = None, description: str = "", **init_params: Any) -> Any:
-        """Register a plugin class under a name. Without ``plugin``, return a decorator that registers a class.
-        ``init_params`` are arguments of the class's constructor.
-        """
-
-        def add(cls: Any) -> Any:
-            PLUGINS[name] = functools.partial(cls, **init_params)
-            return cls
-
-        return add if plugin is None else add(plugin)
-
-    @staticmethod
-    def get(name: str) -> TrainingTypePlugin:
-        """Return a new plugin of the class that is registered as ``name``."""
-        return training_type_plugin_of(name)
-
-    @staticmethod
-    def available_plugins() -> list[str]:
-        """Return the names."""
-        return sorted(PLUGINS)
-
-
 def training_type_plugin_of(given: Any) -> TrainingTypePlugin:
     """Return a plugin for ``given``: a plugin itself, the name of a plugin, or the name of a strategy.
 
@@ -222,6 +196,29 @@ def training_type_plugin_of(given: Any) -> TrainingTypePlugin:
     raise ConfigurationError(
         f"training_type_plugin got {described(given)}. Pass a TrainingTypePlugin, or the name of a strategy."
     )
+
+
+class TrainingTypePluginsRegistry:
+    """Names of plugins, for ``Trainer(plugins="name")`` and ``training_type_plugin="name"``."""
+
+    @staticmethod
+    def register(name: str, plugin: Any = None, description: str = "", **init_params: Any) -> Any:
+        """Register a plugin class under a name. Without ``plugin``, return a decorator that registers a class.
+        ``init_params`` are arguments of the class's constructor.
+        """
+
+        def add(cls: Any) -> Any:
+            PLUGINS[name] = functools.partial(cls, **init_params)
+            return cls
+
+        return add if plugin is None else add(plugin)
+
+    get = staticmethod(training_type_plugin_of)
+
+    @staticmethod
+    def available_plugins() -> list[str]:
+        """Return the names."""
+        return sorted(PLUGINS)
 
 
 def shard_optimizers(strategy: Any) -> None:
