@@ -132,7 +132,7 @@ class Callback:
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Called after a training batch. ``outputs`` is a dictionary with the unscaled "loss" and the other items that
-        the step returned, all detached from the graph.
+        the step returned, all detached from the graph. If the step returned ``None``, the dictionary is empty.
         """
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -16,9 +16,9 @@ class Parity:
     Attributes:
         padded_evaluation: in an evaluation, the first samples of the data set are repeated, so that all processes
             evaluate equally many samples. Otherwise every sample counts once.
-        averaged_batch_sizes: with several processes, a ``sync_dist`` mean is the average of the processes' sums,
-            divided by their average batch size, truncated to an integer. Otherwise the mean is the quotient of two
-            exact sums.
+        averaged_batch_sizes: with several processes, a ``sync_dist`` mean is the quotient of two averages over the
+            processes: the average of the sums, and the average of the batch sizes, which is truncated to an integer.
+            Otherwise the mean is the quotient of two exact sums.
         undersized_windows: if an epoch ends before ``accumulate_grad_batches`` batches were accumulated, losses are
             divided by ``accumulate_grad_batches``. Otherwise losses are divided by the number of accumulated batches.
         batch_counted_schedulers: the ``frequency`` of a scheduler with the interval "step" counts batches, but is

@@ -118,7 +118,7 @@ class Settings:
         barebones: switch off logging, checkpoints, progress bar, summary and sanity check.
         plugins: a Precision, CheckpointIO, ClusterEnvironment or LayerSync of your own, or their names.
         sync_batchnorm: batch norm over the batches of all processes; no effect with one process.
-        check_collectives: check that all processes make equal collective calls; None: the first 100 calls of a run.
+        check_collectives: check that processes make equal calls of tensor collectives; None: the first 100 of a run.
         stall_timeout_s: after this many seconds without progress, report where each rank waits; None: never.
         reload_dataloaders_every_n_epochs: call the loader hooks again every n epochs; 0: never.
         default_root_dir: folder of logs and checkpoints; None: the working directory.

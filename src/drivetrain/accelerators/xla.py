@@ -33,7 +33,7 @@ class XLAAccelerator(Accelerator):
     @staticmethod
     def parse_devices(devices: Any) -> Any:
         """Accept three selections: one device (1), all devices (their number, or -1), or the single device with the
-        number i (``[i]`` or ``"i,"``).
+        number i, counted from 0 (``[i]`` or ``"i,"``).
         """
         given, devices = devices, as_numbers(devices)
         count = XLAAccelerator.auto_device_count()

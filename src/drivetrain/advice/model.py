@@ -78,8 +78,8 @@ class ModelWatch(Watch):
 
 
 def modules_in_eval_mode(module: nn.Module, name: str = "") -> list[str]:
-    """Return the names of modules in eval mode. Modules without trainable parameters are left out, because their eval
-    mode is intended.
+    """Return the names of modules in eval mode. Modules whose parameters are all frozen are left out, because their
+    eval mode is intended. Modules without parameters, such as dropout, are not left out.
     """
     parameters = list(module.parameters())
     if parameters and not any(parameter.requires_grad for parameter in parameters):

@@ -152,7 +152,9 @@ def missing_arguments(fn: Callable[..., Any], contract: Callable[..., Any]) -> s
 
 
 def missing_methods(cls: type) -> list[str]:
-    """Return the abstract methods that ``cls`` lacks. The ``class`` statement of ``cls`` may still be running."""
+    """Return the abstract methods that ``cls`` lacks, sorted. The ``class`` statement of ``cls`` may still be
+    running.
+    """
     abstract = {name for base in cls.__mro__ for name in getattr(base, "__abstractmethods__", ())}
     return sorted(name for name in abstract if getattr(getattr(cls, name, None), "__isabstractmethod__", False))
 

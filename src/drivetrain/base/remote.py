@@ -286,7 +286,9 @@ def remove_folder(folder: str | os.PathLike[str]) -> None:
 
 
 def _put_new(system: Any, local: str, path: str, address: str | os.PathLike[str]) -> None:
-    """Upload a file. If an object with this name exists, a store with conditional uploads refuses the upload."""
+    """Upload a file. If an object has this name when the upload ends, a store with conditional uploads refuses the
+    upload. Other stores replace the object.
+    """
     put = getattr(system, "_put_file", system.put_file)
     if "mode" not in inspect.signature(put).parameters:
         system.put_file(local, path)

@@ -190,7 +190,9 @@ class StoredCheckpoint(NamedCheckpoint):
         trainer.strategy.remove_checkpoint(filepath)
 
     def _alone(self, trainer: Trainer) -> AbstractContextManager[None]:
-        """Return a context during which other runs wait before they save to this folder."""
+        """Return a context for a save. Other runs that save to this folder in the background wait until the files of
+        this save are written.
+        """
         background = background_of(trainer.strategy.checkpoint_io)
         if background is None or self.dirpath is None or files.is_remote(self.dirpath) or not trainer.is_global_zero:
             return nullcontext()

@@ -33,7 +33,9 @@ class PlainProgressBar(ProgressBar):
         self._printed_at_s, self._pause_s = time.monotonic(), interval_s
 
     def draw(self, snapshot: Snapshot) -> None:
-        """Print a line if the interval is over or the stage has ended. The end of a sanity check prints no line."""
+        """Print a line if the interval is over or the stage has ended. No line is printed at the end of a sanity check,
+        or before the first batch of a running stage.
+        """
         now_s = time.monotonic()
         waited = snapshot.batch > 0 and now_s - self._printed_at_s >= self._pause_s
         due = snapshot.stage != "sanity_check" if snapshot.final else waited

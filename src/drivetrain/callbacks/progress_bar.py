@@ -120,7 +120,9 @@ class ProgressBar(Callback):
 
     @property
     def total_val_batches_current_dataloader(self) -> int | float:
-        """The number of validation batches of the current loader. The sanity check has a separate number."""
+        """The number of validation batches of the current loader. During the sanity check, the number of batches that
+        the sanity check takes from this loader.
+        """
         sanity = self.trainer.sanity_checking
         return self._of_loader(self.trainer.num_sanity_val_batches if sanity else self.trainer.num_val_batches)
 

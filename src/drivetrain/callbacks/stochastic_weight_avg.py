@@ -1,4 +1,6 @@
-"""Stochastic weight averaging: average the weights of the last epochs, which have constant learning rates."""
+"""Stochastic weight averaging: average the weights of the last epochs, in which the learning rates go to constant
+values.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ _OWNER = "StochasticWeightAveraging"
 
 
 class StochasticWeightAveraging(WeightAveraging):
-    """Averages the weights of the last epochs, and uses constant learning rates in these epochs.
+    """Averages the weights of the last epochs, in which the learning rates change to constant values.
 
     From the epoch ``swa_epoch_start`` on, a ``torch.optim.swa_utils.SWALR`` replaces the schedulers, and the weights at
     the end of each epoch are added to the average. At the end of training, the module gets the average. If the module
@@ -171,7 +173,9 @@ class StochasticWeightAveraging(WeightAveraging):
 
 
 def _compute_statistics(trainer: Trainer, module: LightningModule, layers: list[Any]) -> None:
-    """Compute the statistics of batch norm in a pass over the training data. All ranks call this function."""
+    """Compute the running means and variances of batch norm in a pass over the training data, averaged over the ranks.
+    All ranks call this function.
+    """
     run: Any = trainer.current_run
     loader, strategy = run.loaders.training(), trainer.strategy
     limit = trainer.num_training_batches

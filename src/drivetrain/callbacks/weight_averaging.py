@@ -36,7 +36,7 @@ class WeightAveraging(KeepsWeights):
 
         model.load_state_dict(torch.load(path, weights_only=True)["averaged_state_dict"])
 
-    If parameters are sharded, each rank averages its own shards.
+    If parameters are sharded, each rank averages its own shards, and the ranks do not communicate.
 
     Args:
         device: the device of the average; ``None``: the parameters' device.

@@ -57,7 +57,7 @@ _refused: ContextVar[list[str] | None] = ContextVar("refused", default=None)
 
 
 class TorchCheckpointIO(CheckpointIO):
-    """Stores a checkpoint as a file that ``torch.load`` reads, at a local path or an address such as ``s3://...``.
+    """Stores a checkpoint as a file that ``torch.load(path, weights_only=True)`` reads, at a path or an address.
 
     The file is written under a temporary name in the same folder, fsynced and renamed, and the folder is fsynced. So a
     reader sees the complete old file or the complete new file. For an address, the file is written on this machine and

@@ -220,7 +220,9 @@ class CheckpointIO(FileAnswers, ABC):
         return False
 
     def teardown(self) -> None:
-        """Free threads and connections at the end of a run. A later run may use the store again."""
+        """Free threads and connections at the end of a run. Called after :meth:`wait`. A later run may use the store
+        again.
+        """
 
 
 CheckpointRegistry: Registry[CheckpointIO] = Registry("drivetrain.checkpoints", "io", "checkpoint store", by_file=False)

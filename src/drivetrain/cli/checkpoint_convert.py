@@ -130,7 +130,8 @@ def consolidate(path: str, out: str) -> dict[str, Any]:
 
 
 def _publish(staging: Path, target: Path) -> None:
-    """Move the complete files from ``staging`` to ``target``: first the rank files, then the checkpoint.
+    """Move the complete files from ``staging`` to ``target``: first the rank files, then the checkpoint. An existing
+    file is never replaced.
 
     Raises:
         OSError: ``target`` exists, or a file cannot be moved. The files that were already moved are then removed.

@@ -183,7 +183,7 @@ def check_ordinary(found: Opened, sparse: bool) -> None:
     """Check that no tensor is quantized. If ``sparse`` is False, also check that no tensor is sparse.
 
     Raises:
-        CheckpointError: a tensor is quantized or sparse.
+        CheckpointError: a tensor is quantized, or is sparse although ``sparse`` is False. The message names the tensor.
     """
     for name, each in leaves(found.tree):
         if isinstance(each, Tensor) and (each.is_quantized or (each.layout != torch.strided and not sparse)):

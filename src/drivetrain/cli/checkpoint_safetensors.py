@@ -1,4 +1,4 @@
-"""Read and write weights in safetensors files and in model folders of Hugging Face."""
+"""Read and write weights in safetensors files and in model folders of Hugging Face, with the package safetensors."""
 
 from __future__ import annotations
 

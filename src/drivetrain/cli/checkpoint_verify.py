@@ -52,7 +52,9 @@ def verify(path: str) -> dict[str, Any]:
 
 
 def first_problem(found: Opened) -> str | None:
-    """Return the first problem of the checkpoint's files, except a problem that reading the tensors will detect."""
+    """Return the first problem of the checkpoint's files, except a problem that reading the tensors will detect. Return
+    ``None`` if there is no such problem.
+    """
     if found.kind in ("drivetrain-sharded", "dcp"):  # the read of a tensor compares the tensor's checksum
         return None
     main = Opened(found.path, found.kind, {}, found.files)  # the {} lists no rank files, so none is checked here

@@ -30,7 +30,7 @@ class Row:
         name: the value for ``accelerator``.
         description: the accelerator's registered description.
         available: whether the accelerator can be used on this machine.
-        reason: why the accelerator cannot be used, or "" if the accelerator can be used.
+        reason: why the accelerator cannot be used, or the error that it raised; "" if the accelerator can be used.
         devices: the number of devices.
         total_memory: the bytes of each device, or ``None`` if they are unknown.
         auto_priority: the accelerator's priority for ``accelerator="auto"``. With ``None``, "auto" never chooses the

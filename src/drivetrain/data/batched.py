@@ -103,7 +103,7 @@ def batched(loader: L, pins: bool = False) -> L:
 
 @rank_zero_only
 def log_fetching(loader: Any) -> None:
-    """Log at level DEBUG whether batches of ``loader`` are fetched as a whole."""
+    """Log at level DEBUG, on the logger "drivetrain", whether batches of ``loader`` are fetched as a whole."""
     if not (isinstance(loader, DataLoader) and log.isEnabledFor(logging.DEBUG)):
         return
     reason = reason_for_samples(loader)

@@ -79,10 +79,11 @@ def _at_least_one_of(length: int) -> float:
 def fetches_ahead(loader: Any, num_batches: float = float("inf")) -> bool:
     """Return whether the next batch is fetched before the current one is processed.
 
-    Batches are fetched ahead if there are workers, or if the length is unknown, because only a further fetch shows
-    which batch is the last. If ``num_workers=0`` and the length is known, no batch is fetched ahead: random numbers
-    would be drawn from the global generators in another order than in a plain loop. With ``early_iterators`` of
-    :mod:`drivetrain.parity` and no workers, batches are fetched ahead exactly if there is no limit ``num_batches``.
+    Batches are fetched ahead if there are workers. Without workers, batches are fetched ahead if the length is unknown,
+    or may be wrong because a dataset is iterable-style: only a further fetch then shows which batch is the last. In all
+    other cases, no batch is fetched ahead, because random numbers would be drawn from the global generators in another
+    order than in a plain loop. With ``early_iterators`` of :mod:`drivetrain.parity` and no workers, batches are fetched
+    ahead exactly if there is no limit ``num_batches``.
     """
     if any(getattr(part, "num_workers", 0) > 0 for part in parts_of(loader)):
         return True

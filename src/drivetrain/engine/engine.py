@@ -261,7 +261,8 @@ class Engine(StateFiles):
         Args:
             loaders: DataLoaders or other re-iterable objects.
             use_distributed_sampler: whether each process gets its own part of the data. All parts have equal sizes. If
-                the data does not divide evenly, the first samples of an epoch are repeated.
+                the data does not divide evenly, the first samples of an epoch are repeated. With one process, this
+                argument has no effect.
             move_to_device: whether to move batches to the device.
             sample_seeds: the Trainer's argument; each pass over the loader counts as an epoch.
 
@@ -387,7 +388,7 @@ class Engine(StateFiles):
                 ``None``: True, but False if the precision scales losses, because such a precision skips the step.
 
         Returns:
-            The norm before clipping; ``None`` with ``clip_val``.
+            The norm before clipping; ``None`` if no norm was computed, for example with ``clip_val``.
 
         Raises:
             ConfigurationError: both or neither of ``clip_val`` and ``max_norm`` are passed.

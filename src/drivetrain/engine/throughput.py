@@ -126,7 +126,7 @@ class EngineThroughput(Throughput):
 
     def compute_and_log(self, step: int | None = None, **kwargs: Any) -> dict[str, int | float]:
         """Log and return the result of ``compute``. If ``step`` is ``None``, the step is one more than in the last
-        call.
+        call, and 0 in the first call.
         """
         self._step = self._step + 1 if step is None else step
         found = self.compute(**kwargs)

@@ -88,6 +88,8 @@ class Allocator:
 def reserved(events: Sequence[Any], stream_of: Callable[[int], str], first: int) -> int:
     """Return the bytes that the allocator has reserved after ``events``.
 
+    The allocator never returns memory to the device.
+
     Args:
         events: the changes of storages' sizes in a :class:`~drivetrain.forecast.operations.Ledger`.
         stream_of: a function from a storage's number to the stream on which the storage is allocated.

@@ -38,10 +38,10 @@ def is_launched(operation: Operation) -> bool:
 def fused(steps: Sequence[Step]) -> tuple[Step, ...]:
     """Return ``steps`` after the best fusion that torch.compile could make.
 
-    Consecutive operations without flops become one kernel. An exchange, a wait or any other operation ends the kernel.
-    torch.compile does not write the tensors between fused operations to memory, but the record does not show which
-    tensors later operations read. The kernel is therefore assumed to move as many bytes as the largest of the fused
-    operations. The optimizer and FSDP's copies are not compiled.
+    Consecutive operations without flops become one kernel. An exchange, a wait, the end of a phase, or any other
+    operation except a view ends the kernel. torch.compile does not write the tensors between fused operations to
+    memory, but the record does not show which tensors later operations read. The kernel is therefore assumed to move as
+    many bytes as the largest of the fused operations. The optimizer and FSDP's copies are not compiled.
     """
     waits = {step.waited_on_at for step in steps if isinstance(step, Exchange)}
     kept: list[Step] = []

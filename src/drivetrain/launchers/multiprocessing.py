@@ -108,7 +108,9 @@ class MultiProcessingLauncher(Launcher):
 
     @contextmanager
     def _ending_all(self) -> Iterator[list[Any]]:
-        """Context that yields a list for processes. At the end of the context, all processes in the list are killed."""
+        """Context that yields a list for processes. At its end, the context kills all processes in the list, and waits
+        until they have ended. After Ctrl-C, the processes first have ``interrupt_grace_s`` seconds to end.
+        """
         processes: list[Any] = []
         try:
             yield processes

@@ -69,8 +69,9 @@ def handled(handlers: Mapping[int, Any]) -> Iterator[None]:
 def forwarding(send: Callable[[int], None], stop_timeout_s: float) -> Iterator[Sent]:
     """Context in which this process forwards signals to the ranks. Yields a record of the signals.
 
-    If the user has a handler for SIGTERM, the handler is called first. Other signals are not forwarded if the user has
-    a handler for them or ignores them. In other threads than the main thread the context has no effect.
+    If the user has a handler for SIGTERM, the handler is called first. A signal that the user ignores is not forwarded.
+    A signal other than SIGTERM is also not forwarded if the user has a handler for this signal. In other threads than
+    the main thread the context has no effect.
 
     Args:
         send: sends a signal to all ranks; called in a signal handler.

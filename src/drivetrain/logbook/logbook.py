@@ -14,7 +14,7 @@ takes as long as a copy, so the logbook checks only the first value of each name
 The weight of a value is the batch size, so a smaller last batch has a smaller weight. The logbook collects at most
 ``_FOLD_AT`` values with equal weights, and then sums the values in float64 on the device. So a long evaluation needs
 memory for only ``_FOLD_AT`` small tensors per name. The weights are summed on the host as Python numbers. The sum is
-divided only when the mean is read.
+divided only when the mean is read, and integers are never truncated.
 """
 
 from __future__ import annotations

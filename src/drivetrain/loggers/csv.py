@@ -302,7 +302,7 @@ class CSVLogger(FolderLogger):
 
 
 class CSVExperiment:
-    """Writes to the files of a :class:`CSVLogger`, for programs that use ``logger.experiment``.
+    """Writes to the files of a :class:`CSVLogger`, for programs that use ``logger.experiment``; only on rank 0.
 
     Attributes:
         log_dir: the folder of the files.

@@ -120,7 +120,7 @@ class HyperparametersMixin:
         Args:
             *args: the names of the arguments to save. If there are no names, all arguments and all entries of
                 ``**kwargs`` are saved, but not ``*args``. In place of names, pass one mapping, namespace or dataclass
-                to save its items.
+                to save its items. Names beside such an object have no effect.
             ignore: names that are not saved. Values that a base class has already saved under these names are removed.
             frame: the stack frame in which the search for ``__init__`` begins; ``None``: the caller of this method. The
                 search continues in the frame's callers.

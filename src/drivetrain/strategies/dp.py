@@ -53,7 +53,7 @@ class ReplicaStrategy(Strategy):
 
         Raises:
             NotSupportedError: the module uses manual optimization.
-            ConfigurationError: the Trainer has ``sync_batchnorm=True``.
+            ConfigurationError: the Trainer has ``sync_batchnorm=True``, or a LayerSync in ``plugins``.
         """
         name, module = type(self).__name__, self.lightning_module
         if not module.automatic_optimization:

@@ -3,11 +3,11 @@
 A rank's part is the state that exists only on this rank, such as gradients between two batches of one optimizer step.
 Rank 0's part is in the main file, which is the checkpoint itself. All other parts are in rank files,
 ``model.ckpt.<id>.rank<r>``. On each machine, one rank, which is not rank 0, writes a rank file with the parts of all
-ranks of the machine. If a part is large, every rank writes its own rank file. The main file lists the rank files with
-their sizes and checksums, and is written last. Each save uses a new id. The rank files of earlier saves are removed
-after the new main file has become durable. A crash therefore leaves either the old main file with its rank files, or
-the new main file with the new rank files. A link to a checkpoint has no rank files of its own. The rank files are
-beside the target of the link.
+ranks of the machine except rank 0. If a part is large, every rank except rank 0 writes its own rank file. The main file
+lists the rank files with their sizes and checksums, and is written last. Each save uses a new id. The rank files of
+earlier saves are removed after the new main file has become durable. A crash therefore leaves either the old main file
+with its rank files, or the new main file with the new rank files. A link to a checkpoint has no rank files of its own.
+The rank files are beside the target of the link.
 """
 
 from __future__ import annotations

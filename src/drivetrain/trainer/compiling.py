@@ -86,8 +86,8 @@ def _check_compiler(device: torch.device, options: CompileOptions, asked: Any) -
 
 
 def compile_whole(trainer: Any, job: Any) -> None:
-    """Compile the complete model in place; do nothing if only the repeated layers are compiled. Called in each process,
-    before set-up.
+    """Compile the complete model in place, unless the settings ask for the compilation of layers alone. Called in each
+    process, before set-up.
     """
     options, context, model = CompileOptions.of(trainer.settings.compile), job.compiled_by, job.model
     # The class is loaded by name, because an import would be circular.

@@ -37,7 +37,7 @@ Trainer = Any  # an import would be circular
 # training, and the rank that a launcher passes.
 _FREE = re.compile(r"ckpt|checkpoint|resume|rank$|(^|\.)(max_|num_|n_)?(epochs|steps|time)$")
 _SUBCOMMANDS = ("fit", "validate", "test", "predict")
-_FETCHED = 8  # the maximum number of remote files to read
+_FETCHED = 8  # the maximum number of files to read, if files must be read completely
 
 finished_fits = 0
 """The number of fits that have finished in this process. This number distinguishes the folds of a cross-validation."""

@@ -37,8 +37,8 @@ def saved_by(checkpoint: Mapping[str, Any]) -> int:
 
 
 def read_by(checkpoint: Mapping[str, Any], rank: int, ranks: int) -> Iterable[int]:
-    """Return the numbers of the rank files that rank ``rank`` of ``ranks`` reads. Each rank reads all files if the
-    checkpoint was saved between two batches of one optimizer step and the number of ranks has changed.
+    """Return the saved ranks whose states rank ``rank`` of ``ranks`` reads. Each rank reads the states of all saved
+    ranks if the checkpoint was saved between two batches of one optimizer step and the number of ranks has changed.
     """
     count = saved_by(checkpoint)
     if count == ranks:
@@ -160,7 +160,7 @@ def _position(data: Mapping[str, Any], own: Any) -> State:
 
 def _metrics(found: Sequence[Any], first: Mapping[str, Any], module: nn.Module) -> tuple[State, list[str]]:
     """Return the merged states of the metric objects, and the names of states that cannot be merged. For a state that
-    cannot be merged, the result contains the state of one rank.
+    cannot be merged, the result contains the first rank's state in ``found``.
     """
     there, states, lost = metrics_in(module), dict[str, Any](), list[str]()
     for place in first.keys() & there.keys():

@@ -41,8 +41,8 @@ def _saves(trainer: Trainer) -> bool:
 
 
 def _save(trainer: Trainer, reason: str) -> None:
-    """Save the fit's state before the fit ends. Do nothing if an exception ends the fit and a callback saves after this
-    exception. Every rank must call this function.
+    """Save the fit's state before the fit ends, and log why the fit ends. Save nothing if an exception ends the fit and
+    a callback saves after this exception, or if the Trainer saves no checkpoints. Every rank must call this function.
 
     Args:
         trainer: the Trainer of the fit.

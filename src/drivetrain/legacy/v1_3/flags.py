@@ -212,7 +212,9 @@ def is_one(devices: Any) -> bool:
 
 
 def _gpus(given: Any) -> Any:
-    """Return drivetrain's argument ``devices`` for the flag ``gpus``. A string such as "0,3" lists indices of GPUs."""
+    """Return drivetrain's argument ``devices`` for the flag ``gpus``. A string such as "3" or "0,3" lists indices of
+    GPUs.
+    """
     if not isinstance(given, str) or given.strip() in ("", "-1"):
         return -1 if given == "-1" else given
     return [int(index) for index in given.split(",") if index.strip()]

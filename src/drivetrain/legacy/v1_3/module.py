@@ -108,7 +108,7 @@ class LightningModule(drivetrain.module.module.LightningModule):
         super().manual_backward(loss, *(args[1:] if args and hasattr(args[0], "param_groups") else args), **kwargs)
 
     def toggle_optimizer(self, optimizer: Any, optimizer_idx: int | None = None) -> None:
-        """Set ``requires_grad`` to False for the parameters of all optimizers except ``optimizer``."""
+        """Set ``requires_grad`` so that only the parameters of ``optimizer`` get gradients."""
         super().toggle_optimizer(optimizer)
 
     def untoggle_optimizer(self, optimizer_idx: Any) -> None:
