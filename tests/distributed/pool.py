@@ -130,16 +130,9 @@ class Pool:
             }  # fmt: skip
 
     def _free_port(self) -> int:
-        """The next port that nobody listens on; no port comes twice in a row, so no job meets the last one's."""
-        for _ in PORTS:
-            self._port = self._port + 1 if self._port + 1 in PORTS else PORTS.start
-            with socket.socket() as probe:
-                try:
-                    probe.bind(("127.0.0.1", self._port))
-                except OSError:
-                    continue
-            return self._port
-        raise OSError(f"no free port from {PORTS.start} to {PORTS.stop - 1}")
+        """The next free port; no port comes twice in a row, so no job meets the last one's."""
+        self._port = free_port(self._port)
+        return self._port
 
     def _collect(self, workers: list[Worker], timeout: float) -> list[dict[str, Any]]:
         outcomes: dict[int, dict[str, Any]] = {}
@@ -222,6 +215,20 @@ class Pool:
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None
+
+
+def free_port(last: int | None = None) -> int:
+    """The next port after ``last`` that nobody listens on; systems hand out none of these for outgoing connections."""
+    port = random.SystemRandom().choice(PORTS) if last is None else last
+    for _ in PORTS:
+        port = port + 1 if port + 1 in PORTS else PORTS.start
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        return port
+    raise OSError(f"no free port from {PORTS.start} to {PORTS.stop - 1}")
 
 
 def _suite_modules() -> dict[str, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import socket
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch._dynamo  # the copies need it, and importing it takes seconds
+from tests.distributed.pool import free_port
 from tests.forecast import real
 
 from drivetrain.forecast import child
@@ -73,9 +74,7 @@ def ran(folder: Path, *words: str, devices: int = 1, walks: bool = False) -> dic
     """Return what a real run of ``programs.py`` with ``words`` took on rank 0."""
     job = {}
     if devices > 1:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            job = {"WORLD_SIZE": str(devices), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+        job = {"WORLD_SIZE": str(devices), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     copies = [
         copied(
             lambda: real.main(str(folder / "real"), words[0], list(words[1:]), walks), folder / f"log{rank}", **job,
@@ -84,7 +83,9 @@ def ran(folder: Path, *words: str, devices: int = 1, walks: bool = False) -> dic
         for rank in range(devices)
     ]  # fmt: skip
     for each in copies:
-        os.waitpid(each, 0)
+        if os.waitpid(each, 0)[1]:  # the others would wait for this rank
+            for other in copies[copies.index(each) + 1 :]:
+                os.kill(other, signal.SIGKILL)
     assert (folder / "real.0").exists(), (folder / "log0").read_text()[-3000:]
     found: dict[str, Any] = json.loads((folder / "real.0").read_text())
     assert found["peak"], "the run had no third window"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import socket
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from tests.distributed.pool import free_port
 from tests.forecast.comparing import copied
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -175,9 +175,7 @@ class Counting(CPUAccelerator):
 def test_rank_zero_of_two_compares(strategy: str, make_trainer: Callable[..., Any], tmp_path: Path) -> None:
     """Its copy leaves the process group to the ranks."""
     copies = []
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
 
     def run() -> None:
         trainer = make_trainer(accelerator=Counting(), devices=2, strategy=strategy, plan_check="warn")

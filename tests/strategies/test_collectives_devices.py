@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from drivetrain.strategies.group import TorchGroup
 
@@ -57,6 +58,33 @@ class Travels:
     def taken(self) -> list[str]:
         kinds, self.kinds = self.kinds, []
         return kinds
+
+
+class Products(TorchDispatchMode):
+    """Notes where torch multiplies the elements of a tensor."""
+
+    kind = ""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket is torch.ops.aten.prod:
+            self.kind = args[0].device.type
+        return func(*args, **(kwargs or {}))
+
+
+def product_of_complex_numbers(examples: str) -> Any:
+    sys.path.insert(0, examples)
+    import vendor_device  # noqa: F401  # registers the device
+
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("cpu:gloo")
+    with Products() as products:
+        value = TorchGroup().all_reduce(torch.tensor(rank + 1j, device=torch.device("lab", rank)), "product")
+    return products.kind, str(value.device), value.item()
+
+
+def test_complex_numbers_are_multiplied_where_they_are_exchanged(devices: Any) -> None:
+    found = devices.run(product_of_complex_numbers, str(EXAMPLES), group=False)
+    assert found == [("cpu", f"lab:{rank}", -1 + 1j) for rank in range(2)]
 
 
 def on_devices(backend: str, examples: str, named: bool) -> Any:

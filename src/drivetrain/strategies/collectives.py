@@ -352,10 +352,12 @@ def _irreducible(tensor: Tensor, operation: str) -> str | None:
 def _reduced(tensor: Tensor, operation: str, peers: Peers) -> Any:
     """Reduce a tensor over the ranks. The caller must have checked that all ranks make the same call."""
     dtype, home = tensor.dtype, tensor.device
-    if operation in _BITWISE or (dtype.is_complex and operation == "product"):
+    if operation in _BITWISE:
         return _combined(_stacked(tensor, peers), operation)
     values = tensor.to(peers.wire(home)).to(_wide(dtype, home), copy=True, memory_format=torch.contiguous_format)
-    if dtype.is_complex:
+    if dtype.is_complex and operation == "product":
+        values = _stacked(values, peers).prod(0)  # the device of the input may not support it
+    elif dtype.is_complex:
         values = torch.view_as_complex(peers.all_reduce(torch.view_as_real(values), dist.ReduceOp.SUM))
     elif operation in ("min", "max") and dtype.is_floating_point:
         values = _extreme(values, operation, peers)
