@@ -6,8 +6,9 @@ import dataclasses
 import inspect
 import itertools
 import pydoc
+import re
 from datetime import timedelta
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -17,6 +18,7 @@ from drivetrain.errors import ConfigurationError, NotSupportedError, UnknownArgu
 from drivetrain.loggers import CSVLogger
 from drivetrain.loops.run import Limits
 from drivetrain.settings import DOCS, Settings, complete, seconds_of
+from drivetrain.strategies.strategy import Plugin
 
 FIELDS = dataclasses.fields(Settings)
 
@@ -349,7 +351,7 @@ def test_help_describes_every_argument_with_its_type_and_default(field: dataclas
     assert f"default {field.default!r}" in text
     assert DOCS[field.name] in text
     assert "PrecisionName" not in text
-    if "Name" not in str(field.type):
+    if not re.search("Name|Plugin", str(field.type)):
         assert f"({field.type}, default" in text
 
 
@@ -363,6 +365,12 @@ def test_help_describes_every_argument_of_the_engine_too() -> None:
 
 def test_help_says_what_is_not_supported_yet() -> None:
     assert described(Trainer, "model_registry").endswith("not supported yet: only the default is accepted.")
+
+
+def test_help_names_the_classes_of_plugins() -> None:
+    """A user cannot look up ``Plugin``, which is a name for type checkers."""
+    kinds = " | ".join(each.__name__ for each in get_args(Plugin))
+    assert described(Trainer, "plugins").startswith(f"plugins ({kinds} | list[{kinds}] | None, default None)")
 
 
 def test_an_argument_that_the_docstring_lacks_would_be_found() -> None:

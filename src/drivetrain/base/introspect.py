@@ -239,9 +239,10 @@ def _is_installed(file: str) -> bool:
 
 def shown_type(annotation: Any) -> str:
     """Return an argument's type as text. The names of precisions become ``int | str``, and the names of strategies
-    ``str``.
+    ``str``. ``Plugin`` becomes the classes that it stands for.
     """
-    return str(annotation).replace("PrecisionName", "int | str").replace("StrategyName", "str")
+    text = str(annotation).replace("PrecisionName", "int | str").replace("StrategyName", "str")
+    return text.replace("Plugin", "Precision | CheckpointIO | ClusterEnvironment | LayerSync | str")
 
 
 def describe_arguments(cls: type[T], docs: Mapping[str, str]) -> type[T]:
