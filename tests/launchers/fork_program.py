@@ -6,6 +6,7 @@ It prints one line of JSON: what each case has found.
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import sys
@@ -241,6 +242,26 @@ def case_interrupted_parent() -> Any:
 
 def case_interrupted_child() -> Any:
     return interrupt("child")
+
+
+ARMED: list[str] = []
+os.register_at_fork(
+    after_in_parent=lambda: os.kill(os.getpid(), signal.SIGINT) if ARMED == ["parent"] else None,
+    after_in_child=lambda: os.kill(os.getpid(), signal.SIGINT) if ARMED == ["child"] else None,
+)
+
+
+def case_interrupted_while_forking() -> Any:
+    """Seconds until the interrupt ends the launch, and how many processes are left."""
+    found = {}
+    for where in ("parent", "child"):
+        ARMED[:], began = [where], time.monotonic()
+        try:
+            launched(time.sleep, LONG_S, interrupt_grace_s=0.5)
+        except KeyboardInterrupt:
+            found[where] = time.monotonic() - began, len(multiprocessing.active_children())
+    ARMED.clear()
+    return found
 
 
 # ---- memory ----------------------------------------------------------------------------------------------------------

@@ -187,6 +187,13 @@ def test_ctrl_c_ends_all(forked: dict[str, Any], case: str) -> None:
     assert not any(alive)
 
 
+@pytest.mark.parametrize("where", ["parent", "child"])
+def test_ctrl_c_while_a_process_is_forked_is_not_lost(forked: dict[str, Any], where: str) -> None:
+    seconds, left = forked["interrupted_while_forking"][where]
+    assert seconds < SOON_S
+    assert left == 0
+
+
 ORPHANS = """
 import os, sys, time
 from drivetrain.clusters import LocalEnvironment

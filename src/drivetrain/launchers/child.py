@@ -36,6 +36,7 @@ from drivetrain.errors import ConfigurationError, PeerError, text_of
 from drivetrain.launchers._process_state import ProcessState
 from drivetrain.launchers.failure import Failure
 from drivetrain.launchers.launcher import in_notebook
+from drivetrain.launchers.signals import allow_interrupts
 from drivetrain.launchers.tracebacks import place_of_user, traceback_of_user
 
 T = TypeVar("T")
@@ -210,6 +211,7 @@ def run(place: Place, state: Sealed[ProcessState], call: Sealed[Call]) -> None:
         # a new session, so that the terminal's signals arrive only through the launching process
         os.setsid()
     try:
+        allow_interrupts()
         state.open().apply(place.variables)
         # Called even if the number is unchanged: in a forked process, the first call rebuilds torch's pool of threads.
         # torch would abort if another thread needed the pool at that time.

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from multiprocessing import connection
 from typing import Any, ClassVar, Literal
 
@@ -23,7 +23,7 @@ from drivetrain.launchers.board import BOARD, Board
 from drivetrain.launchers.failure import Failure, first_of, read_failure
 from drivetrain.launchers.folder import job_folder
 from drivetrain.launchers.launcher import Launcher, threads_each, variables_of
-from drivetrain.launchers.signals import Sent, exception_of, forwarding, say_who_is_killed
+from drivetrain.launchers.signals import Sent, exception_of, forwarding, say_who_is_killed, without_interrupts
 
 _PROBE_S = 10.0
 _ECHO_S = 1.0  # seconds in which the failed process must report after another process lost the connection
@@ -99,9 +99,9 @@ class MultiProcessingLauncher(Launcher):
             for local_rank, told in enumerate(variables_of(self.environment, self.num_processes, self.num_nodes)):
                 place = child.Place(local_rank, {**told, BOARD: str(folder)}, threads, folder)
                 process = context.Process(target=child.run, args=(place, state, call))
-                with _early_variables(place):
+                with _early_variables(place), without_interrupts() if self.start_method == "fork" else nullcontext():
                     process.start()
-                processes.append(process)
+                    processes.append(process)  # before Ctrl-C is handled, so that this process is ended, too
             with forwarding(lambda number: _send(processes, number), self.stop_timeout_s) as sent:
                 self._wait(processes, board, sent)
             return child.read_result(folder)

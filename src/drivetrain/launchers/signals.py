@@ -66,6 +66,27 @@ def handled(handlers: Mapping[int, Any]) -> Iterator[None]:
 
 
 @contextmanager
+def without_interrupts() -> Iterator[None]:
+    """Context in which Ctrl-C does not interrupt this thread. If Ctrl-C arrives, the context raises KeyboardInterrupt
+    at its end.
+
+    A process that is forked in the context begins without interrupts, too; see :func:`allow_interrupts`. Without this
+    context, Python discards the KeyboardInterrupt if Ctrl-C arrives while callbacks of ``os.register_at_fork`` run.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def allow_interrupts() -> None:
+    """Let Ctrl-C interrupt this process, which may be a fork made in :func:`without_interrupts`."""
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+@contextmanager
 def forwarding(send: Callable[[int], None], stop_timeout_s: float) -> Iterator[Sent]:
     """Context in which this process forwards signals to the ranks. Yields a record of the signals.
 
