@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import select
 import signal
 import sys
 import tempfile
@@ -245,9 +246,21 @@ def case_interrupted_child() -> Any:
 
 
 ARMED: list[str] = []
+
+
+def interrupt_forking(where: str) -> None:
+    """Interrupt this process, and wait until Python has seen the signal, which may be given to a native thread."""
+    if [where] == ARMED:
+        seen, tell = os.pipe()
+        os.set_blocking(tell, False)
+        before = signal.set_wakeup_fd(tell)
+        os.kill(os.getpid(), signal.SIGINT)
+        select.select([seen], [], [], 0.5)  # a signal that is blocked is not seen
+        signal.set_wakeup_fd(before)
+
+
 os.register_at_fork(
-    after_in_parent=lambda: os.kill(os.getpid(), signal.SIGINT) if ARMED == ["parent"] else None,
-    after_in_child=lambda: os.kill(os.getpid(), signal.SIGINT) if ARMED == ["child"] else None,
+    after_in_parent=lambda: interrupt_forking("parent"), after_in_child=lambda: interrupt_forking("child")
 )
 
 

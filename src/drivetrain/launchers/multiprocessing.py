@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from multiprocessing import connection
 from typing import Any, ClassVar, Literal
 
@@ -99,7 +99,7 @@ class MultiProcessingLauncher(Launcher):
             for local_rank, told in enumerate(variables_of(self.environment, self.num_processes, self.num_nodes)):
                 place = child.Place(local_rank, {**told, BOARD: str(folder)}, threads, folder)
                 process = context.Process(target=child.run, args=(place, state, call))
-                with _early_variables(place), without_interrupts() if self.start_method == "fork" else nullcontext():
+                with _early_variables(place), without_interrupts():
                     process.start()
                     processes.append(process)  # before Ctrl-C is handled, so that this process is ended, too
             with forwarding(lambda number: _send(processes, number), self.stop_timeout_s) as sent:

@@ -65,25 +65,49 @@ def handled(handlers: Mapping[int, Any]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+class _Recorder:
+    """A handler of SIGINT that only records the signal, until :meth:`end` lets the previous handler handle it."""
+
+    def __init__(self, before: Any) -> None:
+        self._before, self._came = before, False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self._came = True
+
+    def end(self) -> None:
+        signal.signal(signal.SIGINT, self._before)
+        if self._came:
+            signal.raise_signal(signal.SIGINT)
+
+
 @contextmanager
 def without_interrupts() -> Iterator[None]:
-    """Context in which Ctrl-C does not interrupt this thread. If Ctrl-C arrives, the context raises KeyboardInterrupt
-    at its end.
+    """Context in which Ctrl-C does not interrupt the main thread. If Ctrl-C arrives, the context raises
+    KeyboardInterrupt at its end.
 
     A process that is forked in the context begins without interrupts, too; see :func:`allow_interrupts`. Without this
-    context, Python discards the KeyboardInterrupt if Ctrl-C arrives while callbacks of ``os.register_at_fork`` run.
+    context, Python discards the KeyboardInterrupt if Ctrl-C arrives while callbacks of ``os.register_at_fork`` run. A
+    mask of this thread would not be enough: the system gives the signal to a native thread that does not block it, and
+    Python then raises the KeyboardInterrupt here all the same. In other threads than the main thread the context has
+    no effect.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = signal.getsignal(signal.SIGINT)
+    # before is None if the handler was not set by Python: Python could not restore it
+    if threading.current_thread() is not threading.main_thread() or before is None:
+        yield
+        return
+    signal.signal(signal.SIGINT, _Recorder(before))
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        allow_interrupts()
 
 
 def allow_interrupts() -> None:
-    """Let Ctrl-C interrupt this process, which may be a fork made in :func:`without_interrupts`."""
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    """Let Ctrl-C interrupt this process, which may have been forked in :func:`without_interrupts`."""
+    handler = signal.getsignal(signal.SIGINT)
+    if isinstance(handler, _Recorder):
+        handler.end()
 
 
 @contextmanager
