@@ -4,26 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from drivetrain.base.ini import tables
 from drivetrain.base.rank_zero import rank_zero_warn
 
-# The vendors' figures for the peaks of devices, in dense operations per second. Each key is a part of a device's name;
-# the longest key that matches is used.
-_T = 1e12
-_PEAKS: dict[str, dict[str, float]] = {
-    "b200": {"float32": 75 * _T, "tf32": 1100 * _T, "half": 2250 * _T},
-    "h200": {"float64": 67 * _T, "float32": 67 * _T, "tf32": 494.7 * _T, "half": 989.4 * _T},
-    "h100": {"float64": 67 * _T, "float32": 67 * _T, "tf32": 494.7 * _T, "half": 989.4 * _T},
-    "h100 pcie": {"float64": 51 * _T, "float32": 51 * _T, "tf32": 378 * _T, "half": 756 * _T},
-    "a100": {"float64": 19.5 * _T, "float32": 19.5 * _T, "tf32": 156 * _T, "half": 312 * _T},
-    "a10": {"float32": 31.2 * _T, "tf32": 62.5 * _T, "half": 125 * _T},
-    "a10g": {"float32": 31.52 * _T, "tf32": 35 * _T, "half": 70 * _T},
-    "l4": {"float32": 30.3 * _T, "tf32": 60 * _T, "half": 121 * _T},
-    "l40s": {"float32": 91.6 * _T, "tf32": 183 * _T, "half": 362 * _T},
-    "v100": {"float64": 7.8 * _T, "float32": 15.7 * _T, "tf32": 15.7 * _T, "half": 125 * _T},
-    "t4": {"float32": 8.1 * _T, "tf32": 8.1 * _T, "half": 65 * _T},
-    "rtx 4090": {"float32": 82.6 * _T, "tf32": 82.6 * _T, "half": 165.2 * _T},
-    "rtx 3090": {"float32": 35.6 * _T, "tf32": 35.6 * _T, "half": 71 * _T},
-}
+_PEAKS = tables(__file__, "peak_flops.ini")
 
 
 def get_available_flops(device: torch.device, dtype: torch.dtype | str) -> int | None:
@@ -54,4 +38,4 @@ def peak_of(name: str, dtype: torch.dtype | str) -> int | None:
         rank_zero_warn(
             f"The peak of {name} in {dtype} is not known, so the share of it (mfu) is left out. Pass available_flops."
         )
-    return None if found is None else int(found)
+    return None if found is None else int(float(found) * 1e12)

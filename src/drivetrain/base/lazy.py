@@ -57,14 +57,20 @@ class OnFirstUse:
 on_first_use = OnFirstUse()
 
 
+def text_beside(module: str, ending: str) -> str:
+    """Return the text of the file that has the name of an imported module's file, but this ``ending``. The files can be
+    in a zip archive.
+    """
+    found: Any = sys.modules[module]
+    return found.__loader__.get_data(os.path.splitext(found.__file__)[0] + ending).decode()
+
+
 def public(package: str) -> list[str]:
     """Read the public names of a package from its stub, set the package's ``__getattr__`` and ``__dir__``, and return
     the names. Type checkers read the stub, ``__init__.pyi``, too. The stub's statements have the form ``from module
     import Name as Name``. If ``module`` is the package itself, ``Name`` is a public module.
     """
-    module: Any = sys.modules[package]
-    stub = module.__loader__.get_data(f"{os.path.splitext(module.__file__)[0]}.pyi").decode()
-    statements = (each.replace("(", "").split() for each in stub.split("\nfrom ")[1:])
+    statements = (each.replace("(", "").split() for each in text_beside(package, ".pyi").split("\nfrom ")[1:])
     found = {words[2]: words[0] for words in statements}
     names = sorted(name for name, source in found.items() if source != package)
     lazy(package, {name: found[name] for name in names}, [name for name in found if found[name] == package])

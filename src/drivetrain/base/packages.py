@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from drivetrain.base.lazy import Later
+from drivetrain.base.lazy import Later, text_beside
 
 if TYPE_CHECKING:
     import fcntl
@@ -30,41 +30,7 @@ __all__ = [  # only these names have types
     "rich_progress", "rich_table", "tensor_parallel", "tqdm_auto",
 ]  # fmt: skip
 
-_MODULES = {
-    "averaging": "torch.distributed.algorithms.model_averaging.utils", "dcp_api": "torch.distributed.checkpoint.api",
-    "dcp_files": "torch.distributed.checkpoint.filesystem", "dcp": "torch.distributed.checkpoint.metadata",
-    "dcp_saver": "torch.distributed.checkpoint.state_dict_saver", "device_mesh": "torch.distributed.device_mesh",
-    "dist_nn": "torch.distributed.nn.functional", "dist_optim": "torch.distributed.optim",
-    "dtensor": "torch.distributed.tensor", "ring": "torch.distributed.tensor.experimental",
-    "flop_counter": "torch.utils.flop_counter", "fsdp": "torch.distributed.fsdp",
-    "fsdp_wrap": "torch.distributed.fsdp.wrap",
-    "pipelining": "torch.distributed.pipelining",
-    "local_sgd": "torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook",
-    "tensor_parallel": "torch.distributed.tensor.parallel",
-    "sharedctypes": "multiprocessing.sharedctypes", "fcntl": "fcntl", "resource": "resource",
-    "bnb": "bitsandbytes", "comet_ml": "comet_ml",
-    "deepspeed": "deepspeed", "deepspeed_accelerator": "deepspeed.accelerator", "ds_utils": "deepspeed.utils",
-    "deepspeed_zero": "deepspeed.runtime.zero",
-    "deepspeed_zero_config": "deepspeed.runtime.zero.config", "zero_to_fp32": "deepspeed.utils.zero_to_fp32",
-    "ipython_display": "IPython.display", "pandas": "pandas", "pyplot": "matplotlib.pyplot",
-    "fsspec": "fsspec", "fsspec_core": "fsspec.core", "fsspec_spec": "fsspec.spec",
-    "mlflow_tracking": "mlflow.tracking", "mlflow_context": "mlflow.tracking.context.registry",
-    "mlflow_entities": "mlflow.entities", "mpi": "mpi4py.MPI", "neptune": "neptune", "neptune_types": "neptune.types",
-    "omegaconf": "omegaconf", "omegaconf_errors": "omegaconf.errors", "psutil": "psutil",
-    "ray": "ray", "ray_scheduling": "ray.util.scheduling_strategies", "ray_train": "ray.train", "ray_util": "ray.util",
-    "rich": "rich", "rich_console": "rich.console", "rich_progress": "rich.progress", "rich_table": "rich.table",
-    "rich_text": "rich.text", "safetensors": "safetensors", "safetensors_torch": "safetensors.torch",
-    "tb_events": "tensorboard.backend.event_processing.event_accumulator",
-    "te": "transformer_engine.pytorch", "te_recipe": "transformer_engine.common.recipe",
-    "torch_xla": "torch_xla", "xla_fsdp": "torch_xla.distributed.fsdp", "xla_model": "torch_xla.core.xla_model",
-    "xla_fsdp_wrap": "torch_xla.distributed.fsdp.wrap", "xla_runtime": "torch_xla.runtime",
-    "xla_multiprocessing": "torch_xla.distributed.xla_multiprocessing", "xla_profiler": "torch_xla.debug.profiler",
-    "xla_parallel_loader": "torch_xla.distributed.parallel_loader", "xla_spmd": "torch_xla.distributed.spmd",
-    "xla_tpu": "torch_xla._internal.tpu",
-    "torchao_float8": "torchao.float8", "torchao_float8_linear": "torchao.float8.float8_linear",
-    "torchvision": "torchvision", "trackio": "trackio", "tqdm_auto": "tqdm.auto", "tqdm_utils": "tqdm.utils",
-    "wandb": "wandb", "yaml": "yaml",
-}  # fmt: skip
+_MODULES = dict(line.split() for line in text_beside(__name__, ".txt").splitlines()[1:])
 
 
 def __getattr__(name: str) -> Any:

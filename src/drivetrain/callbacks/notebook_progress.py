@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from dataclasses import replace
@@ -39,7 +40,7 @@ class NotebookProgressBar(PlainProgressBar):
         self._left: deque[Snapshot] = deque(maxlen=_MOST_LEFT)
         self._now: dict[bool, Snapshot] = {}  # the key says whether the stage is training
         self._output: Any = None
-        self._sent_s = 0.0
+        self._sent_s = -math.inf
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_output": None}
