@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from drivetrain import Trainer
-from drivetrain.launchers.signals import forwarding
+from drivetrain.launchers.signals import forwarding, without_interrupts
 
 
 @pytest.mark.parametrize("seconds", [5.0, 600.0, math.inf])
@@ -64,6 +64,30 @@ def test_other_handlers_and_signals_that_are_ignored_stay(name: str, handler: An
             assert signal.getsignal(number) is handler
     finally:
         signal.signal(number, known)
+
+
+def test_ctrl_c_waits_until_the_block_has_ended() -> None:
+    known, done = signal.getsignal(signal.SIGINT), []
+    with pytest.raises(KeyboardInterrupt), without_interrupts():  # noqa: PT012
+        signal.raise_signal(signal.SIGINT)
+        done.append("the rest of the block")
+    assert done == ["the rest of the block"]
+    assert signal.getsignal(signal.SIGINT) is known
+    with without_interrupts():
+        pass  # nothing of the first one is left
+
+
+@pytest.mark.parametrize(("handler", "calls"), [("own", ["rest", "own"]), (signal.SIG_IGN, ["rest"])])
+def test_ctrl_c_that_waits_goes_to_the_users_handler(handler: Any, calls: list[str]) -> None:
+    found: list[str] = []
+    known = signal.signal(signal.SIGINT, (lambda *_: found.append("own")) if handler == "own" else handler)
+    try:
+        with without_interrupts():
+            signal.raise_signal(signal.SIGINT)
+            found.append("rest")
+        assert found == calls
+    finally:
+        signal.signal(signal.SIGINT, known)
 
 
 def test_the_launcher_of_a_trainer_has_its_limit() -> None:

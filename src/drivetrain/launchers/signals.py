@@ -92,8 +92,8 @@ def without_interrupts() -> Iterator[None]:
     no effect.
     """
     before = signal.getsignal(signal.SIGINT)
-    # before is None if the handler was not set by Python: Python could not restore it
-    if threading.current_thread() is not threading.main_thread() or before is None:
+    # None: the handler was not set by Python, which could not restore it. SIG_IGN: spawned processes inherit it.
+    if threading.current_thread() is not threading.main_thread() or before in (None, signal.SIG_IGN):
         yield
         return
     signal.signal(signal.SIGINT, _Recorder(before))
