@@ -1,8 +1,8 @@
 # The public names, for type checkers and for base/lazy.py.
 
+from drivetrain.compat.precisions import DeepSpeedPrecision as DeepSpeedPrecision
+from drivetrain.compat.precisions import FSDPPrecision as FSDPPrecision
 from drivetrain.precision.bitsandbytes import BitsandbytesPrecision as BitsandbytesPrecision
-from drivetrain.precision.by_strategy import DeepSpeedPrecision as DeepSpeedPrecision
-from drivetrain.precision.by_strategy import FSDPPrecision as FSDPPrecision
 from drivetrain.precision.double import DoublePrecision as DoublePrecision
 from drivetrain.precision.float8 import Float8Precision as Float8Precision
 from drivetrain.precision.half import HalfPrecision as HalfPrecision
