@@ -68,7 +68,7 @@ def test_other_handlers_and_signals_that_are_ignored_stay(name: str, handler: An
 
 def test_ctrl_c_waits_until_the_block_has_ended() -> None:
     known, done = signal.getsignal(signal.SIGINT), []
-    with pytest.raises(KeyboardInterrupt), without_interrupts():  # noqa: PT012
+    with pytest.raises(KeyboardInterrupt), without_interrupts():  # noqa: PT012  # raised where the block ends
         signal.raise_signal(signal.SIGINT)
         done.append("the rest of the block")
     assert done == ["the rest of the block"]
