@@ -135,8 +135,9 @@ class ModelCheckpoint(StoredCheckpoint):
         self._seen_step = self._last_at_batch = -1
         self._saved_at_time = time.monotonic()
         self._awaited_at_step = -1  # the step of a checkpoint that is saved only after the next validation
-        self._validated_score: tuple[Any, int] | None = None  # the newest value of ``monitor``, and its step
-        self._validated = self._told_age = False
+        # after the last validation of the fit: the value of ``monitor``, and the step
+        self._last_validation: tuple[Any, int] | None = None
+        self._told_age = False
         if not (self.every_n_train_steps or self.train_time_interval or every) and type(self) is ModelCheckpoint:
             self.idle_hooks = frozenset({"on_train_batch_end"})
 
@@ -202,8 +203,8 @@ class ModelCheckpoint(StoredCheckpoint):
         self.decide_dirpath(trainer)
         if stage == "fit":
             self._saved_at_step = self._written_at_step = self._last_at_batch = self._awaited_at_step = -1
-        self._validated = self._told_age = False
-        self._validated_score = None
+        self._told_age = False
+        self._last_validation = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._saved_at_time = time.monotonic()
@@ -249,9 +250,8 @@ class ModelCheckpoint(StoredCheckpoint):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking:
             return
-        self._validated = True
-        if self.monitor is not None:
-            self._validated_score = trainer.callback_metrics.get(self.monitor), trainer.progress.global_step
+        value = None if self.monitor is None else trainer.callback_metrics.get(self.monitor)
+        self._last_validation = value, trainer.progress.global_step
         if self._awaited_at_step == trainer.progress.global_step:
             self._save_once(trainer)
         elif not self._should_save_on_train_epoch_end(trainer):
@@ -261,7 +261,7 @@ class ModelCheckpoint(StoredCheckpoint):
         self._settle(trainer)
         if trainer.fast_dev_run:  # fast_dev_run raises the errors of a first save, but saves nothing
             metrics = self._monitor_candidates(trainer)
-            self._check_names(trainer, metrics, self.filename, validated=self._validated)
+            self._check_names(trainer, metrics, self.filename, validated=self._last_validation is not None)
             if self.save_top_k != 0:
                 self._score(trainer, metrics)
         # With "link", a fit without a checkpoint writes last.ckpt. A fit that resumed from a checkpoint of this step
@@ -282,18 +282,18 @@ class ModelCheckpoint(StoredCheckpoint):
             self._save_at_exception(trainer)
 
     def _save_at_exception(self, trainer: Trainer) -> None:
-        saved = self._written_at_step == trainer.progress.global_step
-        begun = trainer.progress.has_trained  # before training begins, the step count may come from an earlier fit
-        if self.save_on_exception and begun and not saved and self._may_save(trainer):
-            rank_zero_info(save_after_exception(trainer, self._exception_path(trainer), self.save_weights_only))
-        elif self.save_on_exception and self._may_save(trainer) and not begun:
+        if not self.save_on_exception or not self._may_save(trainer):
+            return
+        if not trainer.progress.has_trained:  # until training begins, the step count may come from an earlier fit
             rank_zero_info(f"ModelCheckpoint(save_on_exception=True) saved nothing: {BEFORE_TRAINING}")
+        elif self._written_at_step != trainer.progress.global_step:
+            rank_zero_info(save_after_exception(trainer, self._exception_path(trainer), self.save_weights_only))
 
     def _tell_age_of_score(self, trainer: Trainer) -> None:
         """Log, once per fit, if the score of a checkpoint comes from a validation at an earlier step."""
-        if self.monitor is None or self._validated_score is None or self._told_age:
+        if self.monitor is None or self._last_validation is None or self._told_age:
             return
-        (value, step), now = self._validated_score, trainer.progress.global_step
+        (value, step), now = self._last_validation, trainer.progress.global_step
         if step != now and value is not None and trainer.callback_metrics.get(self.monitor) is value:
             self._told_age = True
             rank_zero_info(
@@ -318,7 +318,7 @@ class ModelCheckpoint(StoredCheckpoint):
         self._settle(trainer)
         metrics = self._monitor_candidates(trainer)
         last = self.CHECKPOINT_NAME_LAST if self.save_last else None
-        self._check_names(trainer, metrics, self.filename, last, validated=self._validated)
+        self._check_names(trainer, metrics, self.filename, last, validated=self._last_validation is not None)
         saved_before, ranked_before = self._saved_at_step, self._ranked()
         # set before the save: the file contains the number, so a resumed run does not save this step again
         self._saved_at_step = trainer.progress.global_step
@@ -401,7 +401,7 @@ class ModelCheckpoint(StoredCheckpoint):
             return torch.tensor(float(trainer.progress.global_step))
         if self.monitor not in metrics:
             message = not_logged("ModelCheckpoint", self.monitor, metrics.keys() - {"epoch", "step"}, trainer)
-            if trainer.enable_validation and not self._validated:
+            if trainer.enable_validation and self._last_validation is None:
                 rank_zero_warn(message)  # the first validation may log the metric
                 return None
             raise NotLoggedError(message)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
@@ -324,7 +324,7 @@ def _run(module: nn.Module, shown: list[nn.Module], counts: bool) -> _Trial | No
         for child in shown:
             if not isinstance(child, torch.jit.ScriptModule):  # a ScriptModule does not support Python hooks
                 stack.enter_context(child.register_forward_hook(record, with_kwargs=True))
-        stack.enter_context(_plain())
+        _make_plain(stack)
         args, kwargs = inputs
         if not counts:
             module(*args, **kwargs)
@@ -338,20 +338,16 @@ def _run(module: nn.Module, shown: list[nn.Module], counts: bool) -> _Trial | No
         return _Trial(sizes, counter.get_total_flops() or None, by_name)
 
 
-@contextmanager
-def _plain() -> Iterator[None]:
-    """Return a context in which no submodule is compiled or fused, so that torch calls all forward hooks."""
-    fused = torch.backends.mha.get_fastpath_enabled()
-    with ExitStack() as stack:
-        # if torch._dynamo is not imported, nothing is compiled; importing torch._dynamo is slow
-        if DYNAMO in sys.modules:
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
-            stack.enter_context(warnings.catch_warnings())
-            # this warning about the hooks of torch's counter of operations is harmless
-            warnings.filterwarnings("ignore", "Using `torch.compile")
-        torch.backends.mha.set_fastpath_enabled(False)
-        stack.callback(torch.backends.mha.set_fastpath_enabled, fused)
-        yield
+def _make_plain(stack: ExitStack) -> None:
+    """Let torch compile and fuse no submodule until ``stack`` ends, so that torch calls all forward hooks."""
+    # if torch._dynamo is not imported, nothing is compiled; importing torch._dynamo is slow
+    if DYNAMO in sys.modules:
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(warnings.catch_warnings())
+        # this warning about the hooks of torch's counter of operations is harmless
+        warnings.filterwarnings("ignore", "Using `torch.compile")
+    stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
+    torch.backends.mha.set_fastpath_enabled(False)
 
 
 def _sizes(value: Any) -> Sizes:

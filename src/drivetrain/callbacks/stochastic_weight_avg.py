@@ -79,17 +79,15 @@ class StochasticWeightAveraging(WeightAveraging):
         self.annealing_epochs = annealing_epochs
         self.annealing_strategy = annealing_strategy
         self.swa_start = 0
-        self.began = False
         self._early = False
         super().__init__(device, avg_fn=avg_fn)
 
     def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
         return epoch_idx is not None and epoch_idx >= self.swa_start and not self._early
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        super().setup(trainer, pl_module, stage)
-        if stage == "fit":
-            self.began = False
+    def _begin(self) -> None:
+        super()._begin()
+        self.began = False
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check the module and the optimizer. If the fit resumes, continue the checkpoint's schedule."""
