@@ -5,14 +5,13 @@ slow.
 from __future__ import annotations
 
 import time
-import zlib
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from drivetrain.advice.watch import Watch
+from drivetrain.base.fingerprint import fingerprint
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.tree import leaves
 from drivetrain.data.kept import parts_of
@@ -155,8 +154,5 @@ def _digest(batch: Any) -> int | None:
         if isinstance(leaf, Tensor) and not leaf.is_complex():
             values = leaf.detach().flatten()[:_COMPARED].cpu().double()
             if values.numel() > 1 and bool((values != values[0]).any()):
-                data = bytearray(values.nbytes)
-                # without numpy, which is an optional dependency
-                torch.frombuffer(data, dtype=torch.float64).copy_(values)
-                return zlib.crc32(data)
+                return int(fingerprint(values))
     return None

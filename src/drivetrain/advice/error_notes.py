@@ -293,15 +293,13 @@ def memory_note(error: Exception, run: Run) -> str:
     device = run.engine.strategy.root_device
     held = _held(error, run, device)
     parts = ", ".join(f"{kind} {in_gib(number)}" for kind, number in held.items())
-    accelerator = run.engine.strategy.accelerator
-    used = None if accelerator is None else accelerator.memory_allocated(device)
-    total = None if accelerator is None else accelerator.total_memory(device)
-    if used is None:
-        rest = "activations and the rest are not counted on this device"
-    else:
-        rest = f"activations and the rest {in_gib(max(0, used - sum(held.values())))}"
+    used, total = run.engine.accelerator.memory_allocated(device), run.engine.accelerator.total_memory(device)
+    others = "are not counted on this device" if used is None else in_gib(max(0, used - sum(held.values())))
     limit = "" if used is None or total is None else f" ({in_gib(used)} of {in_gib(total)} in use)"
-    return f"Out of memory on {device}{limit}. It holds: {parts}, {rest}. {_cures(run, held, used)} [DT1047]"
+    return (
+        f"Out of memory on {device}{limit}. It holds: {parts}, activations and the rest {others}. "
+        f"{_cures(run, held, used)} [DT1047]"
+    )
 
 
 def _held(error: Exception, run: Run, device: torch.device) -> dict[str, int]:
@@ -334,17 +332,12 @@ def _cures(run: Run, held: dict[str, int], used: int | None) -> str:
     """Return changes that reduce the use of memory, the most effective first."""
     stage, strategy = run.progress.loop_stage, run.engine.strategy
     if stage is not RunningStage.TRAINING:
-        cures = ["use a smaller batch_size in the loader of this stage"]
-        if stage is RunningStage.PREDICTING:
-            cures.append("return less from predict_step")
-        else:
-            cures.append("keep no outputs from batch to batch")
-        return f"Change one of these: {'; '.join(cures)}."
-    accumulate = run.limits.accumulate
-    by_hand = not run.module.automatic_optimization
+        predicts = stage is RunningStage.PREDICTING
+        other = "return less from predict_step" if predicts else "keep no outputs from batch to batch"
+        return f"Change one of these: use a smaller batch_size in the loader of this stage; {other}."
     cures = ["use a smaller batch_size"]
-    if not by_hand:
-        cures[0] += f" and accumulate_grad_batches={2 * accumulate}, which keeps the samples of a step"
+    if run.module.automatic_optimization:
+        cures[0] += f" and accumulate_grad_batches={2 * run.limits.accumulate}, which keeps the samples of a step"
         if not run.settings.split_on_oom:
             cures.append("write Trainer(split_on_oom=True), which runs such batches in parts")
     if run.engine.precision.name.startswith("32"):

@@ -21,7 +21,7 @@ _HALF_OF_SMALLEST = 2.0**-25  # half of float16's smallest positive number: smal
 class ModelWatch(Watch):
     """Checks the modes and the parameters of a run's module."""
 
-    _modes_told, _left_out = False, 0
+    _left_out = 0
 
     def on_train_start(self) -> None:
         self._check_modes()
@@ -54,9 +54,7 @@ class ModelWatch(Watch):
     def _check_modes(self) -> None:
         """Warn once if trained modules are in eval mode."""
         module = self._run.module
-        found = [] if self._modes_told else modules_in_eval_mode(module)
-        if found:
-            self._modes_told = True
+        if (found := modules_in_eval_mode(module)) and self.first("modules in eval mode"):
             total = sum(1 for _ in module.modules())
             first = f"for example {found[0]!r}" if found[0] else "the model itself among them"
             rank_zero_warn(

@@ -36,16 +36,14 @@ from drivetrain.loops.progress import Phase
 if TYPE_CHECKING:
     from drivetrain.loops.run import Run
 
-_PART_OF = ["start"] * (max(Phase) + 1)
-"""For each phase, the part of a fit's time to which the phase belongs."""
-for _phase, _part in {
+_PART_OF: dict[int, str] = {
     Phase.EPOCH_START: "hooks", Phase.FETCH: "fetch", Phase.BATCH_START: "hooks", Phase.FORWARD: "forward",
     Phase.BACKWARD: "backward", Phase.OPTIMIZER_STEP: "optimizer", Phase.BATCH_END: "hooks", Phase.LOG_FLUSH: "log",
     Phase.VALIDATION_DUE: "validation", Phase.VALIDATED: "hooks", Phase.EPOCH_END: "hooks",
     Phase.BETWEEN_EPOCHS: "hooks", Phase.TRAIN_END: "hooks", Phase.VALIDATION_START: "validation",
     Phase.VALIDATION_FETCH: "validation", Phase.VALIDATION_BATCH: "validation", Phase.VALIDATION_END: "validation",
-}.items():  # fmt: skip
-    _PART_OF[_phase] = _part
+}  # fmt: skip
+"""For each phase, the part of a fit's time to which the phase belongs. Other phases belong to the part "start"."""
 
 _SEEN_IN_STACK = frozenset({Phase.FETCH, Phase.BATCH_START, Phase.FORWARD, Phase.EPOCH_END})
 """The phases in which the thread also reads the stack, because several kinds of code run in these phases."""
@@ -96,7 +94,7 @@ class Sampler(threading.Thread):
         self._seconds, self._looks = {**dict.fromkeys(PARTS, 0.0), self._before: self._last_s - began_s}, 0
         self._places: defaultdict[_Place, float] = defaultdict(float)
         self._kinds: dict[tuple[str, str], str] = {}  # (file, function) -> the kind of code
-        self._stack = ThreadStack(threading.get_ident())
+        self._training_thread = threading.get_ident()
         self._core_file, self._core_from_s = f"/proc/self/task/{threading.get_native_id()}/schedstat", 0.0
         self._memory: dict[str, list[float]] = {"host": [], "device": []}
         self._busy: list[float] = []
@@ -127,7 +125,7 @@ class Sampler(threading.Thread):
         in_step = Phase.BATCH_START <= phase <= Phase.OPTIMIZER_STEP
         if not self._trains and (in_step or (phase >= Phase.FETCH and self._batches() > 0)):
             self._trains, self._core_from_s = True, _core_wait_s(self._core_file)
-        part = "checkpoint" if slot[3] else _PART_OF[phase]
+        part = "checkpoint" if slot[3] else _PART_OF.get(phase, "start")
         if self._trains:
             self._looks += 1
             if phase in _SEEN_IN_STACK and not slot[3]:
@@ -148,7 +146,7 @@ class Sampler(threading.Thread):
 
     def _place(self, part: str) -> _Place:
         users: tuple[str, int, str] = ("", 0, "")
-        for file, line, name in self._stack.frames():
+        for file, line, name in frames_of(self._training_thread):
             kind = self._kinds.get((file, name))
             if kind is None:
                 kind = self._kinds[file, name] = _kind(file, name)
@@ -279,30 +277,27 @@ def _host_memory() -> float | None:
 # ---- the stack of another thread ------------------------------------------------------------------------------------
 
 
-class ThreadStack:
-    """Reads the stack frames of one thread, from another thread.
+def frames_of(thread: int) -> list[tuple[str, int, str]]:
+    """Return the file, line and function of each frame on the stack of another thread, innermost first.
 
-    faulthandler cannot replace this class, because faulthandler reads the frames of all threads. If torch has just
+    faulthandler cannot replace this function, because faulthandler reads the frames of all threads. If torch has just
     started a thread whose Python state is incomplete, faulthandler ends the process with SIGSEGV.
 
     Args:
-        thread: the thread's :func:`threading.get_ident`.
+        thread: the other thread's :func:`threading.get_ident`.
+
+    Returns:
+        The frames; [] if Python has no GIL.
     """
-
-    def __init__(self, thread: int) -> None:
-        self._thread = thread
-
-    def frames(self) -> list[tuple[str, int, str]]:
-        """Return the file, line and function of each frame, innermost first; [] if Python has no GIL."""
-        found: list[tuple[str, int, str]] = []
-        if _WITHOUT_GIL:  # the other thread would change its frames
-            return found
-        with _no_garbage_collection() if sys.version_info[:2] == (3, 11) else nullcontext():
-            frame = sys._current_frames().get(self._thread)
-            while frame is not None:
-                found.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
-                frame = frame.f_back
+    found: list[tuple[str, int, str]] = []
+    if _WITHOUT_GIL:  # the other thread would change its frames
         return found
+    with _no_garbage_collection() if sys.version_info[:2] == (3, 11) else nullcontext():
+        frame = sys._current_frames().get(thread)
+        while frame is not None:
+            found.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+            frame = frame.f_back
+    return found
 
 
 _WITHOUT_GIL = not getattr(sys, "_is_gil_enabled", lambda: True)()
