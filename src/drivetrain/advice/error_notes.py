@@ -1,4 +1,4 @@
-"""Add a note to an exception: the place in the run at which the exception was raised. Python prints notes below the
+"""Add a note to an exception, which says where in the run the exception was raised. Python prints notes below the
 traceback.
 """
 
@@ -27,7 +27,7 @@ from drivetrain.module.trainable import TrainableModule
 
 
 def note_place(error: BaseException, progress: Progress, rank: int, run: Run | None = None) -> None:
-    """Add to ``error`` the hook, batch, epoch and rank in which the error was raised.
+    """Add a note to ``error`` with the hook, the batch, the epoch and the rank in which it was raised.
 
     Errors of drivetrain get no note, because their text contains the cure. In Python 3.10, which has no notes, the text
     is logged.
@@ -74,7 +74,7 @@ _WRONG_LOG = re.compile(
 def _cure_of_log(error: Exception, run: Run) -> str:
     """Return the correct call of ``self.log`` if Python refused the arguments; "" for another error.
 
-    This function checks the arguments, and ``log`` does not, so that correct calls of ``log`` take no additional time.
+    The check is not in ``log`` itself, so that correct calls of ``log`` take no additional time.
     """
     found = _WRONG_LOG.match(text_of(error)) if isinstance(error, TypeError) else None
     if found is None:
@@ -89,9 +89,7 @@ def _cure_of_log(error: Exception, run: Run) -> str:
 
 
 def _cure_of_backward(error: Exception, progress: Progress) -> str:
-    """If the loss's autograd graph was freed before the Trainer's backward pass, return the cure; "" for another
-    error.
-    """
+    """If the autograd graph was freed before the Trainer's backward pass, return the cure; "" for another error."""
     if progress.phase is not Phase.BACKWARD or "backward through the graph a second time" not in text_of(error):
         return ""
     return (
@@ -143,8 +141,8 @@ def _cure_of_batch(error: Exception, run: Run) -> str:
 
 
 def _cure_of_arguments(error: Exception, run: Run) -> str:
-    """If the second argument of a step does not have the name of an index, return which arguments a step gets; "" for
-    another error.
+    """If the second parameter of a step is not named like an index, return which arguments a step gets; "" for another
+    error.
     """
     stage = run.progress.loop_stage
     if not isinstance(error, (TypeError, AttributeError)) or stage is None:
@@ -219,8 +217,8 @@ def _scheduler_of(error: Exception) -> str:
 
 
 def _hook_of(error: Exception) -> str:
-    """Search the traceback for functions of user code that drivetrain called, and return the outermost function; "" if
-    there is no such function.
+    """Return the outermost function of user code that drivetrain called, according to the traceback; "" if there is
+    none.
     """
     entered = False
     for frame, _ in traceback.walk_tb(error.__traceback__):
@@ -233,8 +231,8 @@ def _hook_of(error: Exception) -> str:
 
 
 def _place(progress: Progress, fetching: bool) -> str:
-    """Return the phase as text. ``fetching``: no hook was running when the error was raised. If the phase is ``FETCH``,
-    the loader was running.
+    """Return the phase as text, such as "batch 3 of epoch 0". ``fetching``: whether the loader was running if the phase
+    is ``FETCH``.
     """
     phase, stage, epoch, batch = progress.phase, progress.loop_stage, progress.current_epoch, progress.batch_idx
     if stage is None:
@@ -271,7 +269,7 @@ _PARTS = {
     Phase.OPTIMIZER_STEP: "the optimizer step",
     Phase.LOG_FLUSH: "logging",
 }
-# the step of each stage, and the stage's name in a sentence
+# for each stage: the module's method for a batch, and the stage's name in messages
 _STAGES = {
     RunningStage.TRAINING: ("training_step", "training"),
     RunningStage.SANITY_CHECKING: ("validation_step", "the sanity check"),
@@ -344,7 +342,7 @@ def _cures(run: Run, held: dict[str, int], used: int | None) -> str:
         cures.append('write precision="bf16-mixed"')
     kept = sum(number for kind, number in held.items() if kind != "the batch")
     model_is_large = run.progress.phase is Phase.OPTIMIZER_STEP or (used is not None and kept > used / 2)
-    if not strategy.facts.calls_through_forward:  # true only for sharding strategies
+    if not strategy.facts.calls_through_forward:  # calls_through_forward is True only for sharding strategies
         shard = 'write strategy="fsdp" on several devices, which shards parameters, gradients and optimizer state'
         cures.insert(0 if model_is_large else len(cures), shard)
     if run.progress.phase is Phase.OPTIMIZER_STEP and not held["optimizer state"]:

@@ -76,8 +76,8 @@ class ModelWatch(Watch):
 
 
 def modules_in_eval_mode(module: nn.Module, name: str = "") -> list[str]:
-    """Return the names of modules in eval mode. Modules whose parameters are all frozen are left out, because their
-    eval mode is intended. Modules without parameters, such as dropout, are not left out.
+    """Return the names of modules in eval mode. A module whose parameters are all frozen is left out, because its eval
+    mode is intended. A module without parameters, such as dropout, is included.
     """
     parameters = list(module.parameters())
     if parameters and not any(parameter.requires_grad for parameter in parameters):
@@ -89,7 +89,9 @@ def modules_in_eval_mode(module: nn.Module, name: str = "") -> list[str]:
 
 
 def check_parameters(run: Run) -> None:
-    """Report parameters that only the module has, and parameters that only the optimizers have."""
+    """Report trainable parameters that no optimizer has, and parameters of the optimizers that the module does not
+    have.
+    """
     module, optimizers = run.module, run.engine.strategy.optimizers
     if not optimizers:
         return
@@ -134,8 +136,8 @@ def check_parameters(run: Run) -> None:
 
 
 def _warn_of_eps(optimizers: Sequence[Optimizer]) -> None:
-    """Warn about an optimizer that can divide by zero: its parameters are in float16, and its ``eps`` rounds to 0 in
-    float16.
+    """Warn about an optimizer that can divide by zero, because its ``eps`` rounds to 0 in float16, the type of its
+    parameters.
     """
     for optimizer in optimizers:
         for group in optimizer.param_groups:
