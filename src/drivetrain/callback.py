@@ -20,8 +20,8 @@ class Callback:
     """Base class of callbacks. Override the hooks that you need; other hooks take no time in a step.
 
     The first arguments of every hook are ``trainer`` and ``pl_module``. Callbacks run in the order of the list. A
-    callback's hook runs before the module's hook of that name. The attributes ``position`` and ``monitors`` declare
-    exceptions from this order. A hook can call ``self.log`` if the module's hook of that name can.
+    callback's hook runs before the module's hook of that name. The attributes ``position`` and ``monitors`` change this
+    order. ``self.log`` works in the same hooks as in a module.
     """
 
     position: Literal["first", "any", "last"] = "any"
@@ -33,13 +33,13 @@ class Callback:
     """
 
     idle_hooks: frozenset[str] = frozenset()
-    """Names of hooks that the class overrides, but that this instance does not need with its options. The loop reads
-    the names when a run starts, and does not call these hooks.
+    """Names of hooks that the class overrides, but that this instance does not need, because of its options. The loop
+    reads the names when a run starts, and does not call these hooks.
     """
 
     ends_training: bool = False
-    """Whether the callback has its own limit that ends training. If so, ``max_epochs=None`` means that there is no
-    limit.
+    """Whether the callback ends training at a limit of its own, such as a time. If so, ``max_epochs=None`` means no
+    limit instead of 1000 epochs.
     """
 
     needs_batch_indices: bool = False
@@ -53,24 +53,22 @@ class Callback:
     """
 
     changes_in_validation: bool = True
-    """Whether the callback's state may change during a validation. A run that resumes from a checkpoint that was saved
-    during a validation repeats the validation, and warns about such callbacks.
+    """Whether the callback's state may change during a validation. If a checkpoint was saved during a validation, the
+    resumed run repeats this validation, and warns about such callbacks.
     """
 
     keeps_weights: bool = False
     """Whether the callback is a :class:`KeepsWeights`."""
 
     pl_module: Any = None
-    """The module of the run, whose ``log`` :meth:`log` calls. The Trainer sets this attribute."""
+    """The module of the run, which :meth:`log` uses. The Trainer sets this attribute."""
 
     def log(self, name: str, value: Any, **options: Any) -> None:
-        """Call the module's ``self.log`` with these arguments. Call this method in a hook in which the module can
-        log.
-        """
+        """Call the module's ``self.log`` with these arguments. This works in each hook in which the module can log."""
         self.pl_module.log(name, value, **options)
 
     def log_dict(self, dictionary: Any, **options: Any) -> None:
-        """Call the module's ``self.log_dict`` with these arguments. Call this method in a hook in which the module can
+        """Call the module's ``self.log_dict`` with these arguments. This works in each hook in which the module can
         log.
         """
         self.pl_module.log_dict(dictionary, **options)
@@ -228,7 +226,7 @@ class Callback:
 
 
 def connect_module(callbacks: Iterable[Callback], module: Any) -> None:
-    """Set the run's module on its callbacks.
+    """Set the ``pl_module`` of each callback to ``module``.
 
     The function calls ``object.__setattr__``, because a callback that is an ``nn.Module`` must not register the module
     as a child.
@@ -240,7 +238,7 @@ def connect_module(callbacks: Iterable[Callback], module: Any) -> None:
 class KeepsWeights(Callback):
     """Base class of callbacks that keep additional weights, such as averages of the module's weights.
 
-    Every checkpoint contains these weights, also a checkpoint with ``save_weights_only``. The weights are not part of
+    Every checkpoint contains these weights, even with ``save_weights_only``. The weights are not part of
     :meth:`state_dict`, because a fit may copy the result of :meth:`state_dict` for each optimizer step.
     """
 
@@ -263,8 +261,8 @@ class KeepsWeights(Callback):
 class Checkpoint(Callback):
     """Base class of callbacks that write checkpoints.
 
-    Such callbacks run after all other callbacks. At the end of a batch, a validation or an epoch, such callbacks also
-    run after the module's hook, so that the checkpoint contains the effects of all other hooks.
+    These callbacks run after all other callbacks. At the end of a batch, a validation or an epoch, they also run after
+    the module's hook. The checkpoint therefore contains the effects of all other hooks.
     """
 
     position = "last"
@@ -278,7 +276,7 @@ class Checkpoint(Callback):
 
     def resume_candidates(self, trainer: Trainer) -> list[str]:
         """Return the checkpoints in the folder that the user has chosen. ``ckpt_path="last"`` can use any of these
-        files, also a file of another program.
+        files, even if another program has written it.
 
         The Trainer uses the newest complete file that a callback returns.
         """

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from drivetrain.advice.sampler import ThreadStack
+from drivetrain.advice.sampler import frames_of
 
 
 def innermost(depth: int, waits: Callable[[], object]) -> None:
@@ -53,12 +53,12 @@ def waiting() -> Iterator[Callable[[int], Waiting]]:
         each.join()
 
 
-def of_this_file(stack: ThreadStack) -> list[str]:
-    return [name for file, _, name in stack.frames() if file == __file__]
+def of_this_file(thread: int) -> list[str]:
+    return [name for file, _, name in frames_of(thread) if file == __file__]
 
 
 def test_the_frames_of_a_thread_are_read_innermost_first(waiting: Callable[[int], Waiting]) -> None:
-    first, second = (ThreadStack(waiting(depth).ident or 0) for depth in (40, 1))
+    first, second = (waiting(depth).ident or 0 for depth in (40, 1))
     for _ in range(2):
         assert of_this_file(first) == ["größe", *["innermost"] * 41, "run"]
         assert of_this_file(second) == ["größe", *["innermost"] * 2, "run"]
@@ -66,19 +66,19 @@ def test_the_frames_of_a_thread_are_read_innermost_first(waiting: Callable[[int]
 
 def test_a_thread_that_has_ended_has_no_frames(waiting: Callable[[int], Waiting]) -> None:
     thread = waiting(1)
-    stack = ThreadStack(thread.ident or 0)
+    ident = thread.ident or 0
     thread.over.set()
     thread.join()
-    assert stack.frames() == []
+    assert frames_of(ident) == []
 
 
 def test_garbage_collection_is_on_or_off_as_before(waiting: Callable[[int], Waiting]) -> None:
-    stack = ThreadStack(waiting(1).ident or 0)
-    assert stack.frames()
+    ident = waiting(1).ident or 0
+    assert frames_of(ident)
     assert gc.isenabled()
     gc.disable()
     try:
-        assert stack.frames()
+        assert frames_of(ident)
         assert not gc.isenabled()
     finally:
         gc.enable()
@@ -103,12 +103,12 @@ def read_while_garbage_is_collected(allocations: int) -> None:
     thread = Waiting(2000)  # so many that the memory of its frames is unmapped
     thread.start()
     thread.there.wait()
-    stack = ThreadStack(thread.ident or 0)
+    ident = thread.ident or 0
     gc.collect()
     gc.freeze()
     EndsThread(thread)
     gc.set_threshold(allocations)
-    stack.frames()
+    frames_of(ident)
     gc.collect()
     assert not thread.is_alive()
 
@@ -140,9 +140,9 @@ def native_threads_start() -> None:
     threads = [threading.Thread(target=start) for _ in range(12)]
     for each in threads:
         each.start()
-    stack = ThreadStack(threads[0].ident or 0)
+    ident = threads[0].ident or 0
     for _ in range(1_500_000):
-        assert stack.frames()
+        assert frames_of(ident)
     over.set()
     for each in threads:
         each.join()

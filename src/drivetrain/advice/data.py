@@ -5,22 +5,21 @@ slow.
 from __future__ import annotations
 
 import time
-import zlib
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from drivetrain.advice.watch import Watch
+from drivetrain.base.fingerprint import fingerprint
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.tree import leaves
 from drivetrain.data.kept import parts_of
 from drivetrain.loops.evaluate import Predictions
 from drivetrain.loops.run import Run
 
-_COMPARED = 65_536  # the number of values from which a batch's checksum is computed
-# the wait for the first batch is long if it takes this fraction of the epoch, and this many seconds
+_COMPARED = 65_536  # the number of values of a batch that are compared between the ranks
+# the wait for the first batch is long if it takes at least this fraction of the epoch, and this many seconds
 _LONG_WAIT, _LONG_WAIT_S = 0.25, 0.1
 
 
@@ -33,7 +32,9 @@ class DataWatch(Watch):
         self._epoch_began, self._epochs, self._workers_advised = 0.0, 0, False
 
     def on_train_start(self) -> None:
-        """Advise pinned memory if a loader has workers, and copying its batches to the device makes the host wait."""
+        """Advise ``pin_memory=True`` for a training loader with workers, because copies from other memory make the host
+        wait.
+        """
         run = self._run
         self._compare_loaders()
         for loader in parts_of(run.loaders.training()) if run.engine.accelerator.supports_pinned_memory else ():
@@ -106,8 +107,7 @@ class DataWatch(Watch):
         """Warn if the ranks have logged different values without ``sync_dist``, because loggers and callbacks get only
         rank 0's values.
 
-        All ranks must call this method, because the ranks exchange their values. The ranks exchange values once for
-        each stage in a run.
+        All ranks must call this method, because the ranks exchange their values, once for each stage of a run.
         """
         run = self._run
         if run.window.gather is None or stage not in ("validate", "test") or not self.first(stage):
@@ -148,15 +148,12 @@ class DataWatch(Watch):
 
 
 def _digest(batch: Any) -> int | None:
-    """Return a checksum of a tensor in ``batch``: the first tensor whose values are not all equal. Return ``None`` if
-    the batch has no such tensor.
+    """Return the fingerprint of the first tensor in ``batch`` whose values are not all equal; ``None`` if there is
+    none.
     """
     for _, leaf in leaves(batch):
         if isinstance(leaf, Tensor) and not leaf.is_complex():
             values = leaf.detach().flatten()[:_COMPARED].cpu().double()
             if values.numel() > 1 and bool((values != values[0]).any()):
-                data = bytearray(values.nbytes)
-                # without numpy, which is an optional dependency
-                torch.frombuffer(data, dtype=torch.float64).copy_(values)
-                return zlib.crc32(data)
+                return int(fingerprint(values))
     return None

@@ -1,4 +1,4 @@
-"""Add a note to an exception: the place in the run at which the exception was raised. Python prints notes below the
+"""Add a note to an exception, which says where in the run the exception was raised. Python prints notes below the
 traceback.
 """
 
@@ -27,7 +27,7 @@ from drivetrain.module.trainable import TrainableModule
 
 
 def note_place(error: BaseException, progress: Progress, rank: int, run: Run | None = None) -> None:
-    """Add to ``error`` the hook, batch, epoch and rank in which the error was raised.
+    """Add a note to ``error`` with the hook, the batch, the epoch and the rank in which it was raised.
 
     Errors of drivetrain get no note, because their text contains the cure. In Python 3.10, which has no notes, the text
     is logged.
@@ -74,7 +74,7 @@ _WRONG_LOG = re.compile(
 def _cure_of_log(error: Exception, run: Run) -> str:
     """Return the correct call of ``self.log`` if Python refused the arguments; "" for another error.
 
-    This function checks the arguments, and ``log`` does not, so that correct calls of ``log`` take no additional time.
+    The check is not in ``log`` itself, so that correct calls of ``log`` take no additional time.
     """
     found = _WRONG_LOG.match(text_of(error)) if isinstance(error, TypeError) else None
     if found is None:
@@ -89,9 +89,7 @@ def _cure_of_log(error: Exception, run: Run) -> str:
 
 
 def _cure_of_backward(error: Exception, progress: Progress) -> str:
-    """If the loss's autograd graph was freed before the Trainer's backward pass, return the cure; "" for another
-    error.
-    """
+    """If the autograd graph was freed before the Trainer's backward pass, return the cure; "" for another error."""
     if progress.phase is not Phase.BACKWARD or "backward through the graph a second time" not in text_of(error):
         return ""
     return (
@@ -143,8 +141,8 @@ def _cure_of_batch(error: Exception, run: Run) -> str:
 
 
 def _cure_of_arguments(error: Exception, run: Run) -> str:
-    """If the second argument of a step does not have the name of an index, return which arguments a step gets; "" for
-    another error.
+    """If the second parameter of a step is not named like an index, return which arguments a step gets; "" for another
+    error.
     """
     stage = run.progress.loop_stage
     if not isinstance(error, (TypeError, AttributeError)) or stage is None:
@@ -219,8 +217,8 @@ def _scheduler_of(error: Exception) -> str:
 
 
 def _hook_of(error: Exception) -> str:
-    """Search the traceback for functions of user code that drivetrain called, and return the outermost function; "" if
-    there is no such function.
+    """Return the outermost function of user code that drivetrain called, according to the traceback; "" if there is
+    none.
     """
     entered = False
     for frame, _ in traceback.walk_tb(error.__traceback__):
@@ -233,8 +231,8 @@ def _hook_of(error: Exception) -> str:
 
 
 def _place(progress: Progress, fetching: bool) -> str:
-    """Return the phase as text. ``fetching``: no hook was running when the error was raised. If the phase is ``FETCH``,
-    the loader was running.
+    """Return the phase as text, such as "batch 3 of epoch 0". ``fetching``: whether the loader was running if the phase
+    is ``FETCH``.
     """
     phase, stage, epoch, batch = progress.phase, progress.loop_stage, progress.current_epoch, progress.batch_idx
     if stage is None:
@@ -271,7 +269,7 @@ _PARTS = {
     Phase.OPTIMIZER_STEP: "the optimizer step",
     Phase.LOG_FLUSH: "logging",
 }
-# the step of each stage, and the stage's name in a sentence
+# for each stage: the module's method for a batch, and the stage's name in messages
 _STAGES = {
     RunningStage.TRAINING: ("training_step", "training"),
     RunningStage.SANITY_CHECKING: ("validation_step", "the sanity check"),
@@ -293,15 +291,13 @@ def memory_note(error: Exception, run: Run) -> str:
     device = run.engine.strategy.root_device
     held = _held(error, run, device)
     parts = ", ".join(f"{kind} {in_gib(number)}" for kind, number in held.items())
-    accelerator = run.engine.strategy.accelerator
-    used = None if accelerator is None else accelerator.memory_allocated(device)
-    total = None if accelerator is None else accelerator.total_memory(device)
-    if used is None:
-        rest = "activations and the rest are not counted on this device"
-    else:
-        rest = f"activations and the rest {in_gib(max(0, used - sum(held.values())))}"
+    used, total = run.engine.accelerator.memory_allocated(device), run.engine.accelerator.total_memory(device)
+    others = "are not counted on this device" if used is None else in_gib(max(0, used - sum(held.values())))
     limit = "" if used is None or total is None else f" ({in_gib(used)} of {in_gib(total)} in use)"
-    return f"Out of memory on {device}{limit}. It holds: {parts}, {rest}. {_cures(run, held, used)} [DT1047]"
+    return (
+        f"Out of memory on {device}{limit}. It holds: {parts}, activations and the rest {others}. "
+        f"{_cures(run, held, used)} [DT1047]"
+    )
 
 
 def _held(error: Exception, run: Run, device: torch.device) -> dict[str, int]:
@@ -334,24 +330,19 @@ def _cures(run: Run, held: dict[str, int], used: int | None) -> str:
     """Return changes that reduce the use of memory, the most effective first."""
     stage, strategy = run.progress.loop_stage, run.engine.strategy
     if stage is not RunningStage.TRAINING:
-        cures = ["use a smaller batch_size in the loader of this stage"]
-        if stage is RunningStage.PREDICTING:
-            cures.append("return less from predict_step")
-        else:
-            cures.append("keep no outputs from batch to batch")
-        return f"Change one of these: {'; '.join(cures)}."
-    accumulate = run.limits.accumulate
-    by_hand = not run.module.automatic_optimization
+        predicts = stage is RunningStage.PREDICTING
+        other = "return less from predict_step" if predicts else "keep no outputs from batch to batch"
+        return f"Change one of these: use a smaller batch_size in the loader of this stage; {other}."
     cures = ["use a smaller batch_size"]
-    if not by_hand:
-        cures[0] += f" and accumulate_grad_batches={2 * accumulate}, which keeps the samples of a step"
+    if run.module.automatic_optimization:
+        cures[0] += f" and accumulate_grad_batches={2 * run.limits.accumulate}, which keeps the samples of a step"
         if not run.settings.split_on_oom:
             cures.append("write Trainer(split_on_oom=True), which runs such batches in parts")
     if run.engine.precision.name.startswith("32"):
         cures.append('write precision="bf16-mixed"')
     kept = sum(number for kind, number in held.items() if kind != "the batch")
     model_is_large = run.progress.phase is Phase.OPTIMIZER_STEP or (used is not None and kept > used / 2)
-    if not strategy.facts.calls_through_forward:  # true only for sharding strategies
+    if not strategy.facts.calls_through_forward:  # calls_through_forward is True only for sharding strategies
         shard = 'write strategy="fsdp" on several devices, which shards parameters, gradients and optimizer state'
         cures.insert(0 if model_is_large else len(cures), shard)
     if run.progress.phase is Phase.OPTIMIZER_STEP and not held["optimizer state"]:

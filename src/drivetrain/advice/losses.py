@@ -1,5 +1,5 @@
-"""Warnings about steps that return no loss, trials that would never end, and logged values that are nan or never reach
-a logger. A window is the batches of one optimizer step.
+"""Warnings about steps that return no loss, about trials that would never end, and about logged values that are nan or
+reach no logger. A window is the batches of one optimizer step.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from drivetrain.logbook.logbook import Row
 from drivetrain.loops.run import ENDLESS, Run
 from drivetrain.module.losses import loss_of
 
-# the limit on consecutive windows without an optimizer step; a too large initial loss scale causes fewer than 40
+# the limit on consecutive windows without an optimizer step; a too large initial loss scale causes fewer than 40 of
+# them
 PATIENCE = 100
 # the error for windows without a loss comes after at least this many windows, because a step may skip its first batches
 _FEWEST = 3
 
 
 class Patience(Watch):
-    """Ends a learning-rate or batch-size trial if the module skips all further batches.
+    """Ends a trial of learning rates or batch sizes in which the module makes no more optimizer steps.
 
     Args:
         run: a run without a limit on epochs.
@@ -39,7 +40,7 @@ class Patience(Watch):
     on_train_epoch_start = on_train_start
 
     def batches_ended(self) -> None:
-        # an epoch counts even if on_train_batch_start has ended the epoch before the first window
+        # also count an epoch that on_train_batch_start has ended before its first window
         if self._run.progress.stepped_batches == self._windows:
             self._count()
 
@@ -47,7 +48,7 @@ class Patience(Watch):
         self._count()
 
     def _count(self) -> None:
-        """Count a window without an optimizer step, or an epoch without a window."""
+        """Count a window without an optimizer step. An epoch without a window counts as such a window."""
         step = self._run.progress.global_step
         self._in_a_row = self._in_a_row + 1 if step == self._step else 1
         self._step = step
@@ -81,15 +82,15 @@ class LossWatch(Patience):
 
         Raises:
             ConfigurationError: the code of ``training_step`` returns no value. Or no batch of the first ``max_steps``
-                windows (at least 3) had a loss. Or ``training_step`` no longer returns losses, and the fit would never
-                end, because only ``max_steps`` ends the fit.
+                windows (at least 3) had a loss. Or ``training_step`` has stopped returning losses, so ``max_steps``
+                cannot be reached, and there is no other limit.
         """
         if self._run.window.batches_with_gradients or loss_of(output)[0] is not None:
-            return  # there was a loss: the step was skipped for another reason
+            return  # the window had a loss, so the step was skipped for another reason
         self._windows_without += 1
         self._count()
         if self._windows_without < self._run.progress.stepped_batches - self._windows_before:
-            return  # an earlier window had a loss: batches are skipped on purpose
+            return  # an earlier window had a loss, so the module skips batches on purpose
         module, windows = self._run.module, self._windows_without
         name = f"{type(module).__name__}.training_step"
         if windows == 1 and output is None and returns_nothing(module.training_step):
@@ -169,14 +170,14 @@ class LogWatch(Watch):
             )
 
     def values_left(self, rows: Sequence[Row]) -> None:
-        """Note the per-step values that the loggers did not get; called at the end of an epoch."""
+        """Record which per-step values the loggers did not get; called at the end of an epoch."""
         run = self._run
         if run.log is not None and run.progress.stepped_batches < run.limits.log_every_n_steps:
             self._unlogged.update(row.name for row in rows if row.entry.to_logger)
 
     def on_train_end(self) -> None:
         steps, every = self._run.progress.stepped_batches, self._run.limits.log_every_n_steps
-        if self._unlogged and 0 < steps < every:  # 0: the fit has not trained
+        if self._unlogged and 0 < steps < every:  # the fit has trained at least one step
             rank_zero_warn(
                 f"{', '.join(sorted(self._unlogged))}: logged in training steps, but after {steps} steps no logger has "
                 f"seen it, because log_every_n_steps={every}. Write a smaller log_every_n_steps. [DT1027]"

@@ -21,7 +21,7 @@ _HALF_OF_SMALLEST = 2.0**-25  # half of float16's smallest positive number: smal
 class ModelWatch(Watch):
     """Checks the modes and the parameters of a run's module."""
 
-    _modes_told, _left_out = False, 0
+    _left_out = 0
 
     def on_train_start(self) -> None:
         self._check_modes()
@@ -54,9 +54,7 @@ class ModelWatch(Watch):
     def _check_modes(self) -> None:
         """Warn once if trained modules are in eval mode."""
         module = self._run.module
-        found = [] if self._modes_told else modules_in_eval_mode(module)
-        if found:
-            self._modes_told = True
+        if (found := modules_in_eval_mode(module)) and self.first("modules in eval mode"):
             total = sum(1 for _ in module.modules())
             first = f"for example {found[0]!r}" if found[0] else "the model itself among them"
             rank_zero_warn(
@@ -78,8 +76,8 @@ class ModelWatch(Watch):
 
 
 def modules_in_eval_mode(module: nn.Module, name: str = "") -> list[str]:
-    """Return the names of modules in eval mode. Modules whose parameters are all frozen are left out, because their
-    eval mode is intended. Modules without parameters, such as dropout, are not left out.
+    """Return the names of modules in eval mode. A module whose parameters are all frozen is left out, because its eval
+    mode is intended. A module without parameters, such as dropout, is included.
     """
     parameters = list(module.parameters())
     if parameters and not any(parameter.requires_grad for parameter in parameters):
@@ -91,7 +89,9 @@ def modules_in_eval_mode(module: nn.Module, name: str = "") -> list[str]:
 
 
 def check_parameters(run: Run) -> None:
-    """Report parameters that only the module has, and parameters that only the optimizers have."""
+    """Report trainable parameters that no optimizer has, and parameters of the optimizers that the module does not
+    have.
+    """
     module, optimizers = run.module, run.engine.strategy.optimizers
     if not optimizers:
         return
@@ -136,8 +136,8 @@ def check_parameters(run: Run) -> None:
 
 
 def _warn_of_eps(optimizers: Sequence[Optimizer]) -> None:
-    """Warn about an optimizer that can divide by zero: its parameters are in float16, and its ``eps`` rounds to 0 in
-    float16.
+    """Warn about an optimizer that can divide by zero, because its ``eps`` rounds to 0 in float16, the type of its
+    parameters.
     """
     for optimizer in optimizers:
         for group in optimizer.param_groups:

@@ -22,11 +22,10 @@ _OF_MODULE = ("automatic_optimization", "example_input_array", "strict_loading")
 
 
 def warn_of_attribute(owner: Any, name: str, known: Iterable[str]) -> None:
-    """Warn if ``name`` is similar to one of the ``known`` names. Code has set this attribute of ``owner``, but nothing
-    reads it.
-    """
+    """Warn if the attribute ``name``, which was set on ``owner``, is probably a misspelling of a ``known`` name."""
     close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=_ALIKE)
-    if close and not name.startswith(close[0]) and not name.startswith("_"):  # a name such as "logger2" is intended
+    # not for a name such as "logger2", which is intended
+    if close and not name.startswith(close[0]) and not name.startswith("_"):
         rank_zero_warn(
             f"{type(owner).__name__} has no attribute {name!r}, so setting it has no effect. Did you mean "
             f"{close[0]!r}? If the name is your own, nothing is wrong."
@@ -54,8 +53,8 @@ def warn_of_used_callbacks(trainer: Any, module: TrainableModule, base: type) ->
 
 
 def tell_of_used_trainer(trainer: Any, module: TrainableModule) -> None:
-    """Log a message if a fit continues the step counters of another model's fit. For example, a notebook cell was run
-    again.
+    """Log a message if a fit continues the step counters of another model's fit. This happens, for example, when a
+    notebook cell is run again.
     """
     progress, earlier = trainer.progress, trainer.lightning_module
     if progress.global_step and earlier is not None and earlier is not module:
@@ -81,9 +80,7 @@ def warn_of_the_overlooked(module: TrainableModule, settings: Settings) -> None:
 
 
 def _shortened(settings: Settings) -> str:
-    """Return a sentence about the argument that limits a fit to a part of its batches; "" if there is no such
-    argument.
-    """
+    """Return a sentence about the argument that limits each epoch to a part of its batches; "" if none does."""
     if settings.fast_dev_run:
         count = int(settings.fast_dev_run)
         return (
@@ -99,8 +96,8 @@ def _shortened(settings: Settings) -> str:
 
 
 def check_manual(name: str, settings: Settings) -> None:
-    """Raise if the Trainer's clipping or accumulation is set in manual optimization, in which the loop does not step
-    optimizers.
+    """Check that a Trainer for manual optimization has no arguments for clipping or accumulation, which would do
+    nothing.
 
     Raises:
         ConfigurationError: clipping or accumulation is set.

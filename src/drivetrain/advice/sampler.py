@@ -1,11 +1,10 @@
 """Measure how a fit spends its wall time, with a thread that reads the fit's phase at intervals.
 
-[Note: what a look sees]
-The loops always write the current phase. A look is one reading of the phase by the measuring thread. The thread adds
-the time since its previous look to a part of the fit, such as "forward": the part to which the phase belongs. The parts
-therefore add up to the wall time. In some phases, the thread also reads the stack of the training thread, to find the
-innermost line of user code. The thread reads no source files while the fit runs, because a process that forks while
-another thread reads a file could hang.
+[Note: how the time is measured]
+The loops always write the current phase, and the measuring thread reads it at intervals. Each phase belongs to a part
+of the fit, such as "forward". The thread adds the time since its previous reading to this part. The parts therefore add
+up to the wall time. In some phases, the thread also reads the stack of the training thread, to find the innermost line
+of user code. The thread reads no source files while the fit runs, because a fork during such a read could hang.
 """
 
 from __future__ import annotations
@@ -36,16 +35,14 @@ from drivetrain.loops.progress import Phase
 if TYPE_CHECKING:
     from drivetrain.loops.run import Run
 
-_PART_OF = ["start"] * (max(Phase) + 1)
-"""For each phase, the part of a fit's time to which the phase belongs."""
-for _phase, _part in {
+_PART_OF: dict[int, str] = {
     Phase.EPOCH_START: "hooks", Phase.FETCH: "fetch", Phase.BATCH_START: "hooks", Phase.FORWARD: "forward",
     Phase.BACKWARD: "backward", Phase.OPTIMIZER_STEP: "optimizer", Phase.BATCH_END: "hooks", Phase.LOG_FLUSH: "log",
     Phase.VALIDATION_DUE: "validation", Phase.VALIDATED: "hooks", Phase.EPOCH_END: "hooks",
     Phase.BETWEEN_EPOCHS: "hooks", Phase.TRAIN_END: "hooks", Phase.VALIDATION_START: "validation",
     Phase.VALIDATION_FETCH: "validation", Phase.VALIDATION_BATCH: "validation", Phase.VALIDATION_END: "validation",
-}.items():  # fmt: skip
-    _PART_OF[_phase] = _part
+}  # fmt: skip
+"""For each phase, the part of a fit's time to which the phase belongs. Other phases belong to the part "start"."""
 
 _SEEN_IN_STACK = frozenset({Phase.FETCH, Phase.BATCH_START, Phase.FORWARD, Phase.EPOCH_END})
 """The phases in which the thread also reads the stack, because several kinds of code run in these phases."""
@@ -55,22 +52,21 @@ _OWN_PLACES = {
     ("own_step.py", "backward"): "backward", ("own_step.py", "optimizer_step"): "optimizer",
     ("run.py", "publish"): "log",
 }  # fmt: skip
-"""For some functions of drivetrain: (file, name) -> the part to which the function's time belongs, in place of the part
-of the current phase.
-"""
+"""Functions of drivetrain, as (file, name), and the part to which their time belongs in every phase."""
 
 _USERS, _FETCHER, _LOOP = "a user's", "torch's data loading", "the loop, where the stack of a batch ends"
 
-# the seconds between two looks are 1/20 of the fit's age, but within these limits
+# the seconds between two readings of the phase: 1/20 of the fit's age, but within these limits
 _EVERY_S, _LOOKS_PER_AGE = (0.1, 0.5), 20
 _MOST_POINTS = 64  # the largest number of points in a memory curve
 
-# the indices at which a rank writes these two times, in microseconds, on the board (files through which ranks report)
+# a rank writes its seconds of "fetch" and "forward", in microseconds, at these indices of its shared memory on the
+# board
 _FETCH_S, _FORWARD_S = board.ENGINE + 1, board.ENGINE + 2
 
 
 class _Place(NamedTuple):
-    """The position of the training thread at a look: the part of the fit, and lines of user code and of torch."""
+    """What the training thread did: the part of the fit, a line of user code, and a line of torch's data loading."""
 
     part: str
     file: str = ""
@@ -95,25 +91,25 @@ class Sampler(threading.Thread):
         self._before = "restart" if resumes else "start"
         self._seconds, self._looks = {**dict.fromkeys(PARTS, 0.0), self._before: self._last_s - began_s}, 0
         self._places: defaultdict[_Place, float] = defaultdict(float)
-        self._kinds: dict[tuple[str, str], str] = {}  # (file, function) -> the kind of code
-        self._stack = ThreadStack(threading.get_ident())
+        self._kinds: dict[tuple[str, str], str] = {}  # (file, function) -> the result of _kind()
+        self._training_thread = threading.get_ident()
         self._core_file, self._core_from_s = f"/proc/self/task/{threading.get_native_id()}/schedstat", 0.0
         self._memory: dict[str, list[float]] = {"host": [], "device": []}
         self._busy: list[float] = []
         self._period_s, self._due_s = 0.1, 0.0
         device = run.engine.strategy.root_device
-        self._device = None if device == HOST else device  # None: the CPU computes
+        self._device = None if device == HOST else device  # None if the model is on the CPU
         self._earlier_batches = self._progress.total_batches
         self._sheet = board.own_sheet()
         self._over, self._lock = threading.Event(), threading.Lock()
 
     def run(self) -> None:
-        """Read the phase at intervals; the body of the thread."""
+        """Read the phase at intervals, until :meth:`stop`."""
         looks, (shortest_s, longest_s) = 0, _EVERY_S
         while True:
             age_s, looks = self._last_s - self._began_s, looks + 1
             wait_s = min(max(age_s / _LOOKS_PER_AGE, shortest_s), longest_s)
-            # the intervals vary, so that the looks do not always hit the same place in a step
+            # vary the intervals, so that the thread does not always read the phase at the same place of a step
             if self._over.wait(wait_s * (0.5 + looks * 0.618 % 1)):
                 return
             with self._lock:
@@ -127,7 +123,7 @@ class Sampler(threading.Thread):
         in_step = Phase.BATCH_START <= phase <= Phase.OPTIMIZER_STEP
         if not self._trains and (in_step or (phase >= Phase.FETCH and self._batches() > 0)):
             self._trains, self._core_from_s = True, _core_wait_s(self._core_file)
-        part = "checkpoint" if slot[3] else _PART_OF[phase]
+        part = "checkpoint" if slot[3] else _PART_OF.get(phase, "start")
         if self._trains:
             self._looks += 1
             if phase in _SEEN_IN_STACK and not slot[3]:
@@ -148,7 +144,7 @@ class Sampler(threading.Thread):
 
     def _place(self, part: str) -> _Place:
         users: tuple[str, int, str] = ("", 0, "")
-        for file, line, name in self._stack.frames():
+        for file, line, name in frames_of(self._training_thread):
             kind = self._kinds.get((file, name))
             if kind is None:
                 kind = self._kinds[file, name] = _kind(file, name)
@@ -227,8 +223,8 @@ class Sampler(threading.Thread):
         )
 
     def _ranks(self) -> Sequence[RankTimes]:
-        """Return the times that the ranks of this machine have written on the board (files through which ranks report).
-        On all ranks except rank 0, return ().
+        """On rank 0, return the times that all ranks of this machine have written to their shared memory; on other
+        ranks, ().
         """
         if self._sheet is None or self._run.engine.strategy.global_rank:
             return ()
@@ -258,9 +254,7 @@ def _line(what: str, place: _Place, seconds: float) -> Line:
 
 
 def _core_wait_s(file: str) -> float:
-    """Return the number of seconds for which a thread was ready to run, but waited for a CPU core; 0 if it is
-    unknown.
-    """
+    """Return for how many seconds a thread was ready to run, but waited for a CPU core; 0 if this is unknown."""
     try:
         return int(Path(file).read_text(encoding="ascii").split()[1]) / 1e9
     except (OSError, ValueError, IndexError):
@@ -279,30 +273,27 @@ def _host_memory() -> float | None:
 # ---- the stack of another thread ------------------------------------------------------------------------------------
 
 
-class ThreadStack:
-    """Reads the stack frames of one thread, from another thread.
+def frames_of(thread: int) -> list[tuple[str, int, str]]:
+    """Return the file, line and function of each frame on the stack of another thread, innermost first.
 
-    faulthandler cannot replace this class, because faulthandler reads the frames of all threads. If torch has just
+    faulthandler cannot replace this function, because faulthandler reads the frames of all threads. If torch has just
     started a thread whose Python state is incomplete, faulthandler ends the process with SIGSEGV.
 
     Args:
-        thread: the thread's :func:`threading.get_ident`.
+        thread: the other thread's :func:`threading.get_ident`.
+
+    Returns:
+        The frames; [] if Python has no GIL.
     """
-
-    def __init__(self, thread: int) -> None:
-        self._thread = thread
-
-    def frames(self) -> list[tuple[str, int, str]]:
-        """Return the file, line and function of each frame, innermost first; [] if Python has no GIL."""
-        found: list[tuple[str, int, str]] = []
-        if _WITHOUT_GIL:  # the other thread would change its frames
-            return found
-        with _no_garbage_collection() if sys.version_info[:2] == (3, 11) else nullcontext():
-            frame = sys._current_frames().get(self._thread)
-            while frame is not None:
-                found.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
-                frame = frame.f_back
+    found: list[tuple[str, int, str]] = []
+    if _WITHOUT_GIL:  # the other thread would change its frames
         return found
+    with _no_garbage_collection() if sys.version_info[:2] == (3, 11) else nullcontext():
+        frame = sys._current_frames().get(thread)
+        while frame is not None:
+            found.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+            frame = frame.f_back
+    return found
 
 
 _WITHOUT_GIL = not getattr(sys, "_is_gil_enabled", lambda: True)()

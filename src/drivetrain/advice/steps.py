@@ -16,7 +16,7 @@ from drivetrain.module.optimizers import LRSchedulerConfig
 
 
 class _EpochWatch(Watch):
-    """The counters at the start of an epoch.
+    """Base class that records the counters at the start of each epoch.
 
     Attributes:
         complete: whether this run trains the complete epoch; false if the run has resumed inside the epoch.
@@ -109,9 +109,9 @@ class ManualWatch(_EpochWatch):
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         self._told = self._add_up = False
-        self._idle: dict[int, Any] = {}  # optimizers that have not stepped -> their hooks
+        self._idle: dict[int, Any] = {}  # index of an optimizer that has not stepped -> the handle of its hook
         self._spent: list[Any] = []  # handles of hooks that are no longer needed
-        self._first: dict[int, Any] = {}  # optimizer -> a gradient of its first step
+        self._first: dict[int, Any] = {}  # index of an optimizer -> a gradient of its first step
 
     def on_train_start(self) -> None:
         super().on_train_start()
@@ -139,7 +139,7 @@ class ManualWatch(_EpochWatch):
         return stepped
 
     def batches_ended(self) -> None:
-        """Warn or raise if no optimizer has stepped since the fit began.
+        """Warn, or raise an error, if no optimizer has stepped since the fit began.
 
         Raises:
             ConfigurationError: no optimizer has stepped, and only ``max_steps`` can end the run.
@@ -205,7 +205,7 @@ class ManualWatch(_EpochWatch):
 
 
 class LimitsWatch(Watch):
-    """Compares a fit's limits, the lengths of its epochs and its schedulers, and explains why a fit trains nothing."""
+    """Warns about limits and schedulers that do not match a fit's length, and explains why a fit trains nothing."""
 
     def nothing_trained(self) -> None:
         progress, limits = self._run.progress, self._run.limits
@@ -238,9 +238,7 @@ class LimitsWatch(Watch):
             rank_zero_info(f"An epoch has {few}: each epoch makes one optimizer step.")
 
     def _never_validates(self) -> str:
-        """If no validation will run because the interval is longer than the fit, return a text about the interval; else
-        "".
-        """
+        """If the interval between validations is longer than the fit, return a text that says so; otherwise ""."""
         limits, batches = self._run.limits, self._run.progress.num_training_batches
         epochs, every, interval = limits.max_epochs, limits.check_val_every_n_epoch, limits.val_check_interval
         if every is not None:
@@ -252,13 +250,13 @@ class LimitsWatch(Watch):
 
 
 def _warn_of_schedule(config: LRSchedulerConfig, epochs: float, steps: float) -> None:
-    """Warn about a scheduler that never steps in this fit. Also warn about a scheduler that is stepped once per epoch,
-    although the length of its schedule seems to be given in optimizer steps.
+    """Warn about a scheduler that never steps in this fit. Also warn about a scheduler that steps once per epoch,
+    although its length seems to be given in optimizer steps.
     """
     name, interval = type(config.scheduler).__name__, config.interval
     length = "total_steps" if hasattr(config.scheduler, "total_steps") else "T_max"
     total, due = getattr(config.scheduler, length, None), epochs if interval == "epoch" else steps
-    if due < config.frequency and epochs > 1:  # one epoch is often a trial run
+    if due < config.frequency and epochs > 1:  # a fit of one epoch is often a trial
         rank_zero_warn(
             f'{name} never steps in this fit: "frequency": {config.frequency} is more than its {due:.0f} '
             f"{interval}s. Write a smaller number."

@@ -23,10 +23,11 @@ class Verdict:
     """Why a fit was slow.
 
     Attributes:
-        cause: one of :data:`CAUSES`, in this order: a slow data set; a slow ``collate_fn``; a rank with slower data
-            than the other ranks; a rank with a slower forward pass; more busy threads than CPU cores; code in the step
-            that makes the host wait for the device; a device that waits for the host; checkpoints; validation; logging;
-            growing memory.
+        cause: one of :data:`CAUSES`. "dataset" or "collate": the data set or ``collate_fn`` is slow. "rank_data" or
+            "rank_compute": one rank has slower data, or a slower forward pass, than the other ranks. "cores": more
+            threads are busy than the machine has CPU cores. "sync": code in the step makes the host wait for the
+            device. "launch": the device waits for the host. "checkpoint", "validation" or "log": this part takes long.
+            "memory": the memory in use grows.
         text: a sentence about the cause, with the measured numbers.
         advice: a sentence about what to change.
     """
@@ -44,12 +45,12 @@ class TimeSpent:
     """How a fit spent its wall time; ``print`` and notebooks show this object as a table.
 
     Attributes:
-        seconds: the seconds of each part, in the order of :data:`PARTS`. "start": the time until the first batch, with
-            the sanity check; "restart": in place of "start", if the fit resumes from a checkpoint; "fetch": waiting for
-            a batch; "move": moving the batch to the device; "forward", "backward" and "optimizer": the parts of a
-            training step, where "optimizer" includes the schedulers; "hooks": the other hooks of batches and epochs;
-            "log": reading logged values and passing these to the loggers; "checkpoint": waiting for a checkpoint;
-            "validation": the validations.
+        seconds: the seconds of each part, in the order of :data:`PARTS`. "start" is the time until the first batch,
+            with the sanity check. In a fit that resumes from a checkpoint, this time is called "restart". "fetch" is
+            the wait for a batch, and "move" the copy of the batch to the device. "forward", "backward" and "optimizer"
+            are the parts of a training step; "optimizer" includes the schedulers. "hooks" is the time of the other
+            hooks of batches and epochs. "log" is the time for reading logged values and passing them to the loggers.
+            "checkpoint" is the wait for checkpoints, and "validation" the time of the validations.
         wall_s: the seconds from the set-up of the fit to the end of its last epoch; the sum of ``seconds``.
         verdict: why the fit was slow; ``None`` if no cause was found, or the fit was too short.
     """

@@ -20,14 +20,13 @@ additional time of one rank, compared with the other ranks.
 
 _PER_BATCH_S = 0.001  # a part that takes less time per batch is ignored
 _BUSY, _IDLE, _STEPS = 0.9, 0.5, 0.7
-"""Fractions of the time. A device that computes for at least _BUSY does not wait. A device that computes for less than
-_IDLE waits for the host, if the steps take at least _STEPS of the training time.
+"""Fractions of the training time. A device that computes for at least _BUSY counts as always busy. A device that
+computes for less than _IDLE counts as waiting for the host, if the steps take at least _STEPS.
 """
 
 _GROWTH, _GROWTH_BYTES, _STEADY = 0.1, 64 * 2**20, 0.3
-"""Memory counts as growing under two conditions. The growth is at least _GROWTH_BYTES, and at least the fraction
-_GROWTH of the memory at the start. In each half of the time, memory grows by at least the fraction _STEADY of the
-growth.
+"""Memory counts as growing if it grows by at least _GROWTH_BYTES, and by at least the fraction _GROWTH of its first
+value. In addition, each half of the time must have at least the fraction _STEADY of the growth.
 """
 
 _WAITS = re.compile(
@@ -42,7 +41,8 @@ class Line:
     """A line of user code, and the time that the fit has spent in this line.
 
     Attributes:
-        part: the part of the fit's time; "collate" for time in ``collate_fn``, which belongs to the part "fetch".
+        part: one of :data:`~drivetrain.advice.time_spent.PARTS`, or "collate" for the time of the part "fetch" that was
+            spent in ``collate_fn``.
         place: file, line and function.
         source: the line.
     """
@@ -76,9 +76,9 @@ class Measured:
         core_s: the seconds for which the training thread was ready to run, but waited for a CPU core.
         threads: the number of threads with which torch computes.
         on_host: whether the host itself computes, so that a step waits for no device.
-        busy: the mean fraction of the time in which the device computed; ``None``: unknown.
+        busy: the mean fraction of the time in which the device computed; ``None`` if it is unknown.
         memory: for "host" and "device", the bytes in use, measured at equal intervals.
-        ranks: the ranks of this machine, if there are several.
+        ranks: the times of the ranks of this machine, if there are several; only on rank 0.
     """
 
     seconds: Mapping[str, float]

@@ -37,7 +37,7 @@ def acts_at_epoch_end(chosen: bool | None, trainer: Trainer) -> bool:
 
 
 def not_logged(owner: str, monitor: str, metrics: Iterable[str], trainer: Trainer) -> str:
-    """Return the message that ``monitor`` is not among the logged ``metrics``."""
+    """Return an error message: ``monitor`` is not among the logged ``metrics``."""
     return (
         f"{owner} watches {monitor!r}, which was not logged. {trainer.why_not_validated}"
         f"Logged so far: {', '.join(sorted(metrics)) or 'nothing'}. Log it, or watch one of those. [DT1030]"
@@ -50,7 +50,7 @@ def check_triggers(
     every_n_epochs: int | None,
     every: str | None = None,
 ) -> None:
-    """Check the arguments that say when to save: at most one of them may be set."""
+    """Check the arguments that choose when to save. The user may pass at most one of them."""
     counts = {"every_n_train_steps": every_n_train_steps, "every_n_epochs": every_n_epochs}
     for name, count in counts.items():
         check_count("ModelCheckpoint", name, count, optional=True)
@@ -96,11 +96,12 @@ def check_target(dirpath: Any, filename: Any, monitor: Any, save_top_k: int, sav
 
 
 def check_place(owner: str, dirpath: Any, filename: str | None) -> None:
-    """Check the folder and the file name of a checkpoint.
+    """Check the folder and the file name of a checkpoint. A constructor calls this function, so that the error does not
+    come in a save.
 
     Raises:
-        ConfigurationError: the folder or the file name is impossible, or a package for the address is missing. The
-            arguments are checked early, because a checkpoint that cannot be written ends training.
+        ConfigurationError: the folder or the file name is invalid, or the package that opens the address is not
+            installed.
     """
     if dirpath is not None:
         folder = files.spelled(dirpath)

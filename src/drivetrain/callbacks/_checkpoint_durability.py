@@ -1,4 +1,4 @@
-"""Write a ModelCheckpoint's files, remove files with worse scores, and wait until a store has written the files."""
+"""Write the files of a ModelCheckpoint, wait until they are stored, and remove files with worse scores."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _SCORE: Form = (Tensor, int, float, None, number)
 _STATE: Form = {
     "best_model_path": str, "kth_best_model_path": str, "last_model_path": str, "dirpath": (str, None),
     "best_model_score": _SCORE, "kth_value": _SCORE, "best_k_models": {str: number},
-    # checkpoints of earlier versions lack these entries
+    # optional, because checkpoints of earlier versions do not contain these entries
     "current_score?": _SCORE, "newest_path?": str, "saved_at_step?": int, "awaited_at_step?": int,
     "last_at_batch?": int,
 }  # fmt: skip
-"""The form of the result of :meth:`ModelCheckpoint.state_dict`."""
+"""The entries that :meth:`ModelCheckpoint.state_dict` returns, with their types. A ``?`` marks an optional entry."""
 
 
 def check_state(state: Any) -> None:
@@ -70,10 +70,10 @@ def is_below(path: str, folder: str | None, resolve: Callable[[str], str] = file
 
 @dataclass
 class UnderWay:
-    """The files of a ModelCheckpoint that the store is still writing in the background.
+    """The files of a ModelCheckpoint that the :class:`CheckpointIO` is still writing in the background.
 
     Attributes:
-        files: the path of each file, and the message to log when the file is durable; "" logs nothing.
+        files: for each path, the message to log when the file is durable; "" logs nothing.
         ranking: the new values of the callback's attributes, by name; the callback sets them when the files are
             durable.
         replaced: the files to remove when the files are durable.
@@ -89,9 +89,9 @@ class UnderWay:
 class StoredCheckpoint(NamedCheckpoint):
     """A callback that keeps old checkpoints until the new checkpoints are durable.
 
-    A store may return from a save before the file is written (:meth:`CheckpointIO.is_durable`). The callback waits for
-    the file at the next save and at the end of the run. Until then, the callback's attributes keep their values, and no
-    file is removed.
+    A :class:`CheckpointIO` may still be writing a file when its save method returns (see
+    :meth:`CheckpointIO.is_durable`). The callback waits for the file at the next save and at the end of the run. Until
+    then, the callback's attributes keep their values, and no file is removed.
 
     Attributes:
         best_model_path, best_model_score, best_k_models, kth_best_model_path, kth_value: the paths and scores of the
@@ -107,7 +107,7 @@ class StoredCheckpoint(NamedCheckpoint):
     verbose: bool
     save_weights_only: bool
     _replaces: bool
-    _refused: bool  # whether another run's file was at the path of the current save
+    _refused: bool  # whether the current save found a file of another run at its path
     _save_ranked: Callable[[Trainer, Tensor, dict[str, Any]], list[str]]
 
     def __init__(self) -> None:
@@ -154,7 +154,7 @@ class StoredCheckpoint(NamedCheckpoint):
         return bool(score < than) if self.mode == "min" else bool(score > than)
 
     def _worst(self) -> list[str]:
-        """Return the files to remove when a new checkpoint is kept, the best file first."""
+        """Return the checkpoints to remove when a new checkpoint is kept, ordered from best to worst."""
         return [] if self.save_top_k == -1 else self._ranking(self.best_k_models)[self.save_top_k - 1 :]
 
     def _is_among_best(self, score: Tensor) -> bool:
@@ -190,8 +190,8 @@ class StoredCheckpoint(NamedCheckpoint):
         trainer.strategy.remove_checkpoint(filepath)
 
     def _alone(self, trainer: Trainer) -> AbstractContextManager[None]:
-        """Return a context for a save. Other runs that save to this folder in the background wait until the files of
-        this save are written.
+        """Return a context manager for a save. Until the files of this save are written, other runs that save into this
+        folder in the background wait.
         """
         background = background_of(trainer.strategy.checkpoint_io)
         if background is None or self.dirpath is None or files.is_remote(self.dirpath) or not trainer.is_global_zero:
@@ -210,7 +210,8 @@ class StoredCheckpoint(NamedCheckpoint):
         error on rank 0 ends the whole job.
 
         Raises:
-            CheckpointError: a file could not be written. The attributes keep their values, and no file is removed.
+            CheckpointError: a file could not be written. The callback's attributes then keep their values, and no file
+                is removed.
         """
         if (saved := self._under_way) is None:
             return
@@ -220,7 +221,7 @@ class StoredCheckpoint(NamedCheckpoint):
                 try:
                     wait_for(store, path)
                 except CheckpointError as error:
-                    failure = failure or error  # if a file fails, its copies fail too: raise only the first error
+                    failure = failure or error  # if a file cannot be written, its copies fail too
         self._under_way = None
         if failure is not None:
             self._written_at_step = -1
@@ -235,8 +236,8 @@ class StoredCheckpoint(NamedCheckpoint):
                 self._announce(trainer, path, message)
 
     def _track(self, trainer: Trainer, path: str, message: str = "") -> bool:
-        """Return whether the file is durable already; if not, :meth:`_settle` will wait for it. All ranks get the same
-        answer.
+        """Return whether the file is durable already. If the :class:`CheckpointIO` is still writing it, :meth:`_settle`
+        waits for it later. All ranks get the same answer.
         """
         durable: bool = trainer.strategy.broadcast(trainer.strategy.checkpoint_io.is_durable(path))
         if not durable:
@@ -252,7 +253,9 @@ class StoredCheckpoint(NamedCheckpoint):
             rank_zero_info(message)
 
     def _remove(self, trainer: Trainer, path: str) -> None:
-        """Remove a checkpoint of this callback. While files are being written, leave the removal to :meth:`_settle`."""
+        """Remove a checkpoint of this callback. While the :class:`CheckpointIO` is writing other files, leave the
+        removal to :meth:`_settle`.
+        """
         if self._under_way is not None:
             self._under_way.replaced.append(path)
         elif not self._resumed_from(trainer, path) and self._is_own(path, trainer.strategy.checkpoint_io):

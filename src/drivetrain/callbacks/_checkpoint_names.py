@@ -24,8 +24,8 @@ class NamedCheckpoint(Checkpoint):
     """A callback that saves into one folder, under names that contain metrics.
 
     Attributes:
-        dirpath: the folder; ``None`` until a run has determined it.
-        filename: a template with names of metrics in braces; ``None``: the name consists of the epoch and the step.
+        dirpath: the folder; ``None`` before the first run, if the user gave no folder.
+        filename: a template with names of metrics in braces; ``None`` means ``"{epoch}-{step}"``.
         auto_insert_metric_name: write ``name=value`` into the file name instead of the value alone.
         enable_version_counter: append ``-v1``, ``-v2``, ... rather than overwrite a file of another run.
     """
@@ -74,9 +74,7 @@ class NamedCheckpoint(Checkpoint):
             return own
 
     def _folder_is_chosen(self, trainer: Trainer) -> bool:
-        """Return whether the folder is known before the run starts: the user or an earlier run of this callback has set
-        it.
-        """
+        """Return whether the user's arguments determine the folder, or an earlier run of this callback has set it."""
         if self.dirpath is not None:
             return True
         if trainer.logger is None:
@@ -91,7 +89,7 @@ class NamedCheckpoint(Checkpoint):
         filename: str | None,
         others: Sequence[str] = (),
     ) -> str:
-        """Return a path that is free, or that is in ``replaceable``."""
+        """Return a path at which no file exists, or a path in ``replaceable``."""
 
         def is_taken(path: str) -> bool:
             return path in others or (path not in replaceable and self.file_exists(path, trainer))
@@ -99,7 +97,7 @@ class NamedCheckpoint(Checkpoint):
         return self._free_name(metrics, filename, is_taken)
 
     def _exception_path(self, trainer: Trainer) -> str:
-        """Return a free path for the checkpoint of a fit that ends with an exception. All ranks get the same path."""
+        """Return an unused path for the checkpoint after an exception. All ranks get the same path."""
         place = {"epoch": trainer.current_epoch, "step": trainer.global_step}
         metrics, filename = {**trainer.callback_metrics, **place}, self.filename
         if trainer.world_size > 1 and any(name not in place for name, _ in GROUP.findall(filename or "")):
@@ -116,7 +114,7 @@ class NamedCheckpoint(Checkpoint):
         while self.enable_version_counter and is_taken(path):
             seen.add(path)
             path = self._name(metrics, filename, ver=version)
-            if path in seen:  # the user's format_checkpoint_name returns the same name for every version
+            if path in seen:  # an override of format_checkpoint_name ignores ``ver``
                 base, extension = os.path.splitext(first)
                 path = f"{base}{self.CHECKPOINT_JOIN_CHAR}v{version}{extension}"
             version += 1
@@ -125,7 +123,8 @@ class NamedCheckpoint(Checkpoint):
     def _name(self, metrics: dict[str, Any], filename: str | None, ver: int | None = None) -> str:
         """Call ``format_checkpoint_name``. An override gets only the arguments that its signature has.
 
-        In earlier versions, the arguments included the epoch and the step, or lacked ``filename``.
+        An override that was written for an earlier version may have arguments for the epoch and the step, or lack
+        ``filename``.
         """
         method: Any = self.format_checkpoint_name
         parameters = signature_of(method).parameters
@@ -193,14 +192,15 @@ class NamedCheckpoint(Checkpoint):
         ver: int | None = None,
         prefix: str | None = None,
     ) -> str:
-        """Return the path of a checkpoint: the name with the extension, in ``dirpath`` if ``dirpath`` is known.
+        """Return the path of a checkpoint. The path ends with the extension, and begins with ``dirpath`` if that is
+        set.
 
-        A missing metric counts as 0. With ``auto_insert_metric_name``, a ``/`` in a metric's name does not create a
-        folder.
+        A metric that is not in ``metrics`` is written as 0. With ``auto_insert_metric_name``, a ``/`` in a metric's
+        name does not create a folder.
 
         Args:
             metrics: values by name, including "epoch" and "step".
-            filename: the name with metrics in braces; ``None``: the constructor's.
+            filename: a template with metrics in braces; ``None`` means the constructor's ``filename``.
             ver: a version to append.
             prefix: a text to put before the name and ``CHECKPOINT_JOIN_CHAR``; "" adds nothing.
 

@@ -14,7 +14,7 @@ from drivetrain.loops.progress import Phase
 
 _FETCHES = (Phase.FETCH, Phase.VALIDATION_FETCH, Phase.TEST_FETCH, Phase.PREDICT_FETCH)
 _FEWEST = 20
-"""The number of calls of :meth:`Waiting.look` before the bar shows a share of waiting."""
+"""The number of calls of :meth:`Waiting.look` after which :attr:`Waiting.share` has a value."""
 
 
 class Meter:
@@ -53,7 +53,7 @@ class Waiting:
         self._looks: deque[bool] = deque(maxlen=240)
 
     def look(self, phase: int) -> None:
-        """Record whether the loop waits for a batch at this moment. ``phase`` is what the loop does now."""
+        """Record whether the loop is waiting for a batch. ``phase`` is the current :class:`Phase` of the loop."""
         self._looks.append(phase in _FETCHES)
 
     @property
@@ -71,8 +71,8 @@ class Rest:
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        self._first: int | None = None  # the number of batches at the first call
-        # the time and the number of batches after the first new batch
+        self._first: int | None = None  # the number of trained batches when seconds() was first called
+        # when seconds() first saw another batch: the time and the number of batches
         self._from: tuple[float, int] | None = None
 
     def batches(self) -> float:
@@ -108,8 +108,8 @@ class Rest:
 
 
 def _batches(steps: int, done: int, size: float, window: int) -> float:
-    """Return how many batches the next ``steps`` optimizer steps take. ``done`` of the epoch's ``size`` batches are
-    finished.
+    """Return how many batches the next ``steps`` optimizer steps take. An optimizer step takes ``window`` batches. Of
+    the epoch's ``size`` batches, ``done`` are finished.
     """
     # the number of optimizer steps until the epoch's end
     rest = math.ceil((size - done) / window) if size < math.inf else math.inf

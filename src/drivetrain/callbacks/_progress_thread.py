@@ -16,8 +16,8 @@ from drivetrain.callbacks._progress_estimate import Meter, Rest, Waiting
 from drivetrain.loops.progress import RunningStage
 
 # [Note: fork while a bar is drawn]
-# DataLoader workers are forked from the main thread. If the bar's thread were inside print() at the moment of a fork,
-# the child would inherit a locked stream and hang at its first print. So a fork waits until the thread is not drawing.
+# DataLoader workers are forked from the main thread. If a fork happened while the bar's thread was inside print(), the
+# child would inherit a locked stream, and hang at its first print. So a fork waits until the thread is not drawing.
 DRAWING = threading.RLock()
 
 _LOSS_EACH_S = 2.0
@@ -166,7 +166,8 @@ def _shortened(text: str, width: int) -> str:
 class ProgressThread(threading.Thread):
     """Calls ``draw`` with a snapshot every ``tick_s`` seconds while a stage is running.
 
-    The main thread sets the running stage. This thread reads the counters of this stage.
+    The main thread calls :meth:`enter` and :meth:`exit` to set the running stage. The progress thread reads the
+    counters of that stage.
 
     Attributes:
         error: the exception that ``draw`` raised. After an exception, ``draw`` is not called again.
@@ -212,7 +213,7 @@ class ProgressThread(threading.Thread):
     def show(self, snapshot: Snapshot) -> None:
         """Draw ``snapshot`` now. Any thread can call this method."""
         with DRAWING:
-            if self.error is not None or self._drawing:  # an override of draw() may cause another call of show()
+            if self.error is not None or self._drawing:  # an override of draw() may call show() again
                 return
             self._drawing = True
             try:
@@ -236,7 +237,7 @@ class ProgressThread(threading.Thread):
                 self.snapshot()  # the rate of the outer stage must not include the time of the new stage
             self._stages = [*(self._stages if stage is not RunningStage.TRAINING else ()), stage]
             self._ask_for_loss()
-            # when an evaluation begins, the loop has not yet reset the counters of the previous evaluation
+            # an evaluation counts from 0, because the loop has not yet reset the counters of the previous evaluation
             training = stage is RunningStage.TRAINING
             self._meters.setdefault(stage, Meter()).restart(self._counts(stage)[0] if training else 0)
 

@@ -23,7 +23,7 @@ class FittingProgress(Progress):
     """A ``rich.progress.Progress`` whose bars and columns depend on the width of the terminal.
 
     Args:
-        columns: the columns in full width.
+        columns: the columns that a wide terminal shows.
         delimiter: the text between two metrics below the bars.
         options: the named arguments of ``Progress``.
     """

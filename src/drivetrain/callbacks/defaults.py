@@ -27,8 +27,8 @@ _DEFAULTS: tuple[tuple[str, type[Callback], Callable[[], Callback]], ...] = (
     ("enable_model_summary", ModelSummary, ModelSummary),
     ("enable_progress_bar", ProgressBar, default_progress_bar),
 )
-"""Arguments of the Trainer that turn a default callback on, each with the callback's class and a function that creates
-the callback. If the user passed a callback of this class, the Trainer adds none.
+"""The default callbacks. Each entry has the argument of the Trainer that turns the callback on, the callback's class,
+and a function that creates the callback. If the user passed a callback of this class, the Trainer adds none.
 """
 
 _OF_ARGUMENTS = (
@@ -37,7 +37,9 @@ _OF_ARGUMENTS = (
     ("replay_every", "drivetrain.callbacks.replay_check:ReplayCheck", "replay optimizer steps"),
     ("plan_check", "drivetrain.forecast.check:PlanCheck", "compare the memory with a plan"),
 )
-"""Arguments of the Trainer that add a callback, each with the callback's class and its task in words for messages."""
+"""Arguments of the Trainer that add a callback. Each entry has the argument, the callback's class, and the callback's
+task as a text for messages.
+"""
 
 
 def with_defaults(given: Sequence[Callback], settings: Settings, environment: ClusterEnvironment) -> list[Callback]:

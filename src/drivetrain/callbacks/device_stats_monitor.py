@@ -17,15 +17,15 @@ class DeviceStatsMonitor(Callback):
     The logged names are ``DeviceStatsMonitor.<hook>/<statistic>``, for example
     ``DeviceStatsMonitor.on_train_batch_end/cpu_percent``, where ``/`` stands for the separator of the logger. In
     training, the callback logs whenever the Trainer writes to the loggers. In validation and testing, the callback logs
-    at every ``log_every_n_steps``-th batch. The logged step is then the number of batches so far, over all loaders and
-    all validations or tests of the run. Reading the statistics never waits for the device.
+    at every ``log_every_n_steps``-th batch. There, the logged step counts the batches of all loaders and all
+    validations (or tests) of the run. Reading the statistics never waits for the device.
 
     Args:
-        cpu_stats: True adds the statistics of the CPU if the device is not the CPU; False leaves out the statistics of
-            the CPU, even if the CPU is the device; ``None`` logs the statistics of the device alone.
+        cpu_stats: ``None`` logs the statistics of the device. True also logs those of the CPU. False never logs those
+            of the CPU, even if the CPU is the device.
 
     Raises:
-        ConfigurationError: ``cpu_stats`` has another value; or, when a run starts, the run has no logger.
+        ConfigurationError: ``cpu_stats`` has another value; or a run without a logger starts.
     """
 
     def __init__(self, cpu_stats: bool | None = None) -> None:
@@ -39,7 +39,7 @@ class DeviceStatsMonitor(Callback):
             check_loggers(trainer, self)
 
     def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
-        if trainer.logbook.copies:  # true at a batch after which the Trainer writes to the loggers
+        if trainer.logbook.copies:  # True if the Trainer writes to the loggers after this batch
             self._log(trainer, "on_train_batch_start", trainer.logger_step)
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:

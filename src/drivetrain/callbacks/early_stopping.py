@@ -45,18 +45,17 @@ class EarlyStopping(Callback):
 
     Args:
         monitor: the logged name to monitor.
-        min_delta: a value counts as an improvement if it is better than the best value by more than ``min_delta``, in
-            the metric's unit.
+        min_delta: a value is an improvement if it is better than the best value by more than ``min_delta``.
         patience: the number of checks without improvement after which the callback stops training. A check is one
             validation or one epoch.
         verbose: log each improvement.
-        mode: "min" or "max": whether lower or higher values are better; ``None``: "min".
+        mode: "min" if lower values are better, "max" if higher values are better; ``None`` means "min".
         strict: raise an error if ``monitor`` was not logged; False logs a warning instead.
         check_finite: stop at once when the value is NaN or infinite.
         stopping_threshold: stop at once when the value is better than this threshold.
         divergence_threshold: stop at once when the value is worse than this threshold.
-        check_on_train_epoch_end: check when a training epoch ends instead of after validation; ``None``: True without
-            validation, or if a validation runs at the end of each epoch.
+        check_on_train_epoch_end: True checks at the end of each training epoch, False after each validation. ``None``
+            means True if the run does not validate, or validates at the end of each epoch; otherwise False.
         log_rank_zero_only: log on global rank 0 only.
 
     Attributes:
@@ -65,15 +64,15 @@ class EarlyStopping(Callback):
         stopped_epoch: the epoch in which the callback stopped the fit; 0 if the callback has not stopped it.
         stopping_reason, stopping_reason_message: why the callback stopped the last fit.
 
-    If the callback has stopped a run, and the run is resumed, the callback stops the run again and logs the reason. But
-    if ``patience``, ``min_delta`` or a threshold has changed, or if ``max_epochs`` was raised, the run continues.
+    If the callback has stopped a run, a resumed run stops again, and the callback logs the reason. The resumed run
+    continues if ``patience``, ``min_delta`` or a threshold has changed, or if ``max_epochs`` was raised.
 
-    If the callback requests a stop before ``min_epochs`` or ``min_steps`` is reached, the fit continues until both are
-    reached. The sanity check and ``fast_dev_run`` are never stopped.
+    This callback never ends a fit before ``min_epochs`` and ``min_steps`` are reached. It never stops the sanity check
+    or a ``fast_dev_run``.
 
     Raises:
-        ConfigurationError: an argument is wrong; or, at a check with ``strict``, ``monitor`` was not logged. If
-            ``max_steps`` ends the fit before its first validation, a missing ``monitor`` is a warning instead.
+        ConfigurationError: an argument is wrong; or ``strict`` is True, and ``monitor`` was not logged before a check.
+            If ``max_steps`` ends the fit before its first validation, the callback only warns.
     """
 
     mode_dict: ClassVar[dict[str, Callable[..., Any]]] = {"min": torch.lt, "max": torch.gt}
@@ -117,7 +116,8 @@ class EarlyStopping(Callback):
         self.monitor = monitor
         self.min_delta = abs(min_delta)
         if mode == "min" and overrides(self, "_evaluate_stopping_criteria", EarlyStopping):
-            self.min_delta = -self.min_delta  # an override subtracts min_delta even if lower values are better
+            # as in Lightning: an override subtracts min_delta also if lower values are better
+            self.min_delta = -self.min_delta
         self.patience = patience
         self.verbose = verbose
         self.mode = mode
@@ -133,7 +133,7 @@ class EarlyStopping(Callback):
         self.stopping_reason = EarlyStoppingReason.NOT_STOPPED
         self.stopping_reason_message: str | None = None
         self._max_epochs: int | None = None  # the Trainer's max_epochs when this callback stopped the run
-        self._resumed: dict[str, Any] = {}  # the state from the checkpoint, if this callback had stopped the run
+        self._resumed: dict[str, Any] = {}  # the state in the checkpoint, if this callback had stopped that run
 
     @property
     def state_key(self) -> str:
@@ -161,12 +161,12 @@ class EarlyStopping(Callback):
             )
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage == "fit":  # wait_count and best_score keep their values
+        if stage == "fit":  # wait_count and best_score keep the values of an earlier fit
             self.stopping_reason, self.stopping_reason_message = EarlyStoppingReason.NOT_STOPPED, None
             self.stopped_epoch, self._resumed, self._told_step = 0, {}, False
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """If this callback had stopped the resumed run, stop the run again, unless an argument has changed."""
+        """Stop a resumed run again, if this callback had stopped it before and no argument has changed."""
         state, self._resumed = self._resumed, {}
         if not state:
             return
@@ -255,7 +255,7 @@ class EarlyStopping(Callback):
         """Check one value. Return whether to stop, and a sentence that says why. Libraries override this method despite
         its private name.
 
-        If a subclass overrides this method and lower values are better, ``min_delta`` is negative.
+        In an override, ``self.min_delta`` is negative if lower values are better, as in Lightning.
         """
         reason, message = self._judge(float(current))
         if reason is EarlyStoppingReason.NOT_STOPPED:

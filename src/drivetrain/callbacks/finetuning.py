@@ -41,8 +41,7 @@ class BaseFinetuning(Callback):
 
     A checkpoint contains the names of the frozen parameters, and the names of the parameters in each group of an
     optimizer. A resumed run restores the frozen parameters and the groups, even in the middle of an epoch. Schedulers
-    also change the learning rate of an added group. The added group's learning rate keeps a constant ratio to the
-    learning rate of the optimizer's first group.
+    change the learning rate of an added group in proportion to the learning rate of the optimizer's first group.
     """
 
     needs_every_rank = True
@@ -67,7 +66,9 @@ class BaseFinetuning(Callback):
 
     @staticmethod
     def flatten_modules(modules: Modules) -> list[nn.Module]:
-        """Return all modules and submodules that have own parameters, own buffers or no children, each only once."""
+        """Return each module and submodule that has parameters or buffers of its own, or that has no children. No
+        module is returned twice.
+        """
         if isinstance(modules, nn.Module):
             found = list(modules.modules())
         else:
@@ -137,7 +138,7 @@ class BaseFinetuning(Callback):
         Args:
             modules: the modules to thaw.
             optimizer: the optimizer that will train them.
-            lr: the learning rate; ``None``: the learning rate of the optimizer's first group, divided by
+            lr: the learning rate; ``None`` divides the learning rate of the optimizer's first group by
                 ``initial_denom_lr``.
             initial_denom_lr: only used if ``lr`` is ``None``.
             train_bn: also thaw the batch norm layers.
@@ -188,8 +189,8 @@ class BaseFinetuning(Callback):
             self.freeze_before_training(pl_module)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Thaw the parameters that are thawed in the checkpoint, and give the optimizers the checkpoint's groups."""
-        if self._restarting:  # a subclass that overrides load_state_dict has restored _internal_optimizer_metadata
+        """Restore the frozen parameters and the parameter groups of a checkpoint."""
+        if self._restarting:  # an override of load_state_dict has set this flag and _internal_optimizer_metadata
             named = _named(pl_module)
             for index, groups in self._internal_optimizer_metadata.items():
                 there = len((optimizer := trainer.optimizers[index]).param_groups)
@@ -222,7 +223,8 @@ class BaseFinetuning(Callback):
 
 
 class BackboneFinetuning(BaseFinetuning):
-    """Trains ``pl_module.backbone`` only from a given epoch on, with its own increasing learning rate.
+    """Freezes ``pl_module.backbone`` until a given epoch. From then on, the backbone has a separate learning rate,
+    which ``lambda_func`` changes in each epoch.
 
     Args:
         unfreeze_backbone_at_epoch: the epoch, counted from 0, in which the backbone is thawed.
@@ -231,14 +233,14 @@ class BackboneFinetuning(BaseFinetuning):
             optimizer's first group.
         backbone_initial_lr: the backbone's first learning rate; if it is given, ``backbone_initial_ratio_lr`` has no
             effect.
-        should_align: limit the backbone's learning rate to the learning rate of the first group.
+        should_align: never raise the backbone's learning rate above the learning rate of the optimizer's first group.
         initial_denom_lr: accepted for compatibility and ignored.
         train_bn: train the batch norm layers of the backbone from the beginning.
         verbose: log the learning rates of the backbone and of the first group when an epoch begins.
         rounding: the number of decimals of the logged learning rates.
 
     Raises:
-        ConfigurationError: an argument is invalid; or, when a fit begins, the module has no ``backbone``.
+        ConfigurationError: an argument is invalid; or the module of a fit has no ``backbone``.
     """
 
     def __init__(
@@ -381,7 +383,7 @@ def _restore(module: nn.Module, trainer: Any, state: Mapping[str, Any]) -> None:
 
 
 def _extend_schedulers(trainer: Any, optimizer: Optimizer, before: int) -> None:
-    """Make the schedulers of ``optimizer`` also handle the groups after the first ``before`` groups.
+    """Let the schedulers of ``optimizer`` handle its new groups, which follow the first ``before`` groups.
 
     torch's schedulers keep lists with one entry per group, and raise an error if the lengths differ.
     """

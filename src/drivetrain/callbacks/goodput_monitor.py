@@ -1,5 +1,5 @@
-"""Record in a file, the ledger, how a training spends its wall time, including the time that restarts and failures
-cost.
+"""Record how a training spends its wall time, and how much time restarts and failures cost. The file with the records
+is called the ledger.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from drivetrain.trainer.telling import log
 class GoodputMonitor(Callback):
     """Writes the file ``ledger.jsonl``, which records how fits spend their wall time. Later runs append to this file.
 
-    ``trainer.goodput`` is the share of the wall time that was spent in training steps whose results were not lost by a
-    failure. If there are loggers, the share is logged as ``goodput`` whenever the Trainer writes to the loggers. At the
-    end of a fit that continues earlier runs, the callback logs a line. The command ``drivetrain goodput FOLDER`` prints
-    how the wall time was spent. Only rank 0 measures and writes.
+    ``trainer.goodput`` is the share of the wall time that was spent in training steps. A step that is repeated after a
+    failure counts only once. If there are loggers, the share is logged as ``goodput`` whenever the Trainer writes to
+    the loggers. When a fit that continues earlier runs ends, the callback logs a summary of all runs. The command
+    ``drivetrain goodput FOLDER`` prints how the wall time was spent. Only rank 0 measures and writes.
 
     Args:
-        dirpath: the folder of the ledger; ``None``: the folder of the first callback that writes checkpoints, or else
-            ``default_root_dir``. The folder must be the same after a restart. A ledger cannot be at an address such as
-            ``s3://bucket/run``: if the checkpoints are at such an address, the ledger is in ``default_root_dir``.
+        dirpath: the folder of the ledger; ``None`` means the folder of the first callback that writes checkpoints, or
+            ``default_root_dir`` without such a callback. The folder must be the same after a restart. If the
+            checkpoints are at an address such as ``s3://bucket/run``, the ledger is in ``default_root_dir``, because it
+            must be a local file.
 
     Raises:
-        ConfigurationError: ``dirpath`` is not a local folder; or, when a run begins, the Trainer has two
-            GoodputMonitors.
+        ConfigurationError: ``dirpath`` is not a local folder; or the Trainer of a run has two GoodputMonitors.
     """
 
     changes_in_validation = False
@@ -45,7 +45,7 @@ class GoodputMonitor(Callback):
         if dirpath is not None and files.is_remote(dirpath):
             raise wrong_value("GoodputMonitor", "dirpath", dirpath, "a local folder", 'dirpath="checkpoints"')
         self.dirpath = None if dirpath is None else files.absolute(dirpath)
-        self._slot: TimedSlot | None = None  # the measurement; rank 0 sets it for a fit
+        self._slot: TimedSlot | None = None  # measures a fit; only on rank 0
         self._ledger: Ledger | None = None
         self._unwritten: Report | None = None  # the report of the last fit, if some records could not be written
 
@@ -60,8 +60,8 @@ class GoodputMonitor(Callback):
     def report(self, trainer: Trainer) -> Report | None:
         """Return a report of how the wall time was spent until now; ``None`` if there is no ledger yet.
 
-        During a fit, rank 0 has the report in memory. Otherwise, this method reads the ledger. If the last fit could
-        not write the ledger, rank 0 still has that fit's report in memory.
+        During a fit, rank 0 returns the report from memory. After a fit that could not write all records, rank 0
+        returns that fit's report from memory, too. In all other cases, this method reads the ledger.
 
         Raises:
             OSError: the ledger cannot be read.
@@ -92,7 +92,7 @@ class GoodputMonitor(Callback):
             trainer.progress.show_in(self._slot)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # not in setup(): the folder may depend on the version of a logger's run, which is known only now
+        # not in setup(), because the folder may depend on a logger's version, which is known only now
         if self._slot is not None:
             self._ledger = Ledger(self.path(trainer), self._slot, lambda: trainer.progress.global_step)
 

@@ -13,14 +13,14 @@ class GradientAccumulationScheduler(Callback):
     """Sets the Trainer's ``accumulate_grad_batches`` at the start of each epoch.
 
     Args:
-        scheduling: a dictionary from an epoch, counted from 0, to the number of batches per optimizer step. Each number
-            applies until the next epoch in the dictionary. Before the first of these epochs, the number is 1.
+        scheduling: the number of batches per optimizer step, by the epoch (counted from 0) from which it applies. For
+            example, with ``{4: 2}``, a step takes 1 batch in epochs 0 to 3, and 2 batches from epoch 4 on.
 
     When the fit ends or fails, the callback sets the Trainer's value back to 1.
 
     Raises:
-        ConfigurationError: an invalid epoch or number of batches; or, when a fit begins, the Trainer already
-            accumulates or the module uses manual optimization.
+        ConfigurationError: an epoch or a number of batches is invalid. A fit raises this error if
+            ``accumulate_grad_batches`` of the Trainer is not 1, or if the module uses manual optimization.
     """
 
     needs_every_rank = True

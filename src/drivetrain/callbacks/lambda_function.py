@@ -1,4 +1,4 @@
-"""A callback that is made of functions."""
+"""A callback whose hooks are functions that the user passes."""
 
 from __future__ import annotations
 

@@ -18,13 +18,13 @@ Interval = Literal["step", "epoch"]
 class LearningRateMonitor(Callback):
     """Logs each optimizer's learning rate.
 
-    The logged name is the scheduler's ``name``, or otherwise ``lr-<optimizer's class>``. For further optimizers of this
-    class, ``-1``, ``-2`` is appended. If an optimizer has several parameter groups, ``/pg1``, ``/pg2`` or the group's
-    ``name`` is appended.
+    The logged name is the scheduler's ``name``, or otherwise ``lr-<optimizer's class>``. The second optimizer of a
+    class gets ``-1`` after this name, and the third gets ``-2``. If an optimizer has several parameter groups,
+    ``/pg1``, ``/pg2`` or the group's ``name`` is appended.
 
     Args:
-        logging_interval: "step" logs whenever the Trainer writes to the loggers, "epoch" when an epoch begins; ``None``
-            uses the interval of each optimizer's scheduler, and both intervals for an optimizer without a scheduler.
+        logging_interval: "step" logs whenever the Trainer writes to the loggers, and "epoch" when an epoch begins.
+            ``None`` logs at the interval of the optimizer's scheduler; without a scheduler, at both intervals.
         log_momentum: also log ``<name>-momentum``; the momentum of Adam and similar optimizers is the first beta.
         log_weight_decay: also log ``<name>-weight_decay``.
 
@@ -34,7 +34,7 @@ class LearningRateMonitor(Callback):
             name.
 
     Raises:
-        ConfigurationError: ``logging_interval`` is invalid; or, when training starts, the run has no logger.
+        ConfigurationError: ``logging_interval`` is invalid; or training starts without a logger.
     """
 
     def __init__(

@@ -39,36 +39,35 @@ class ModelCheckpoint(StoredCheckpoint):
     """Saves checkpoints at intervals or after validation, and keeps the best ``save_top_k`` of them.
 
     Args:
-        dirpath: the folder, or an address such as ``s3://bucket/run``; ``None``: the folder ``checkpoints`` in the
-            logger's folder, or in ``default_root_dir`` without a logger.
+        dirpath: the folder, or an address such as ``s3://bucket/run``. ``None`` means the folder ``checkpoints`` in the
+            logger's folder, or without a logger in ``default_root_dir``.
         filename: a template without extension, with names of metrics in braces: ``"{epoch}-{val_loss:.2f}"`` gives
-            ``epoch=3-val_loss=0.12.ckpt``. ``None``: ``"{epoch}-{step}"``.
-        monitor: the name of the logged value by which checkpoints are ranked; ``None``: the newest checkpoint is the
-            best.
+            ``epoch=3-val_loss=0.12.ckpt``. ``None`` means ``"{epoch}-{step}"``.
+        monitor: the name of the logged value by which checkpoints are ranked. With ``None``, the newest checkpoint is
+            the best.
         verbose: log each save.
-        save_last: also keep ``last.ckpt``, the newest state: True writes ``last.ckpt`` at each save and at the end of
-            every fit; "link" makes ``last.ckpt`` a symbolic link to the newest checkpoint, or a copy if links are not
-            allowed. With "link", a fit that ends without any checkpoint writes the file ``last.ckpt``.
+        save_last: also keep the newest state in ``last.ckpt``. True writes this file at each save and at the end of
+            every fit. "link" makes a symbolic link to the newest checkpoint, or a copy where links are not allowed.
+            With "link", a fit that has saved no checkpoint writes the file ``last.ckpt`` when it ends.
         save_top_k: the number of checkpoints to keep; -1 keeps all, 0 none. A number above 1 needs ``monitor``.
         save_weights_only: leave out everything that only a resumed run needs.
-        mode: "min" or "max": whether lower or higher values of ``monitor`` are better; ``None``: "min".
+        mode: "min" if lower values are better, "max" if higher values are better; ``None`` means "min".
         auto_insert_metric_name: write ``name=value`` into file names instead of the value alone.
-        every_n_train_steps: save after every n optimizer steps. If ``monitor`` is given and a validation follows
-            directly after such a step, the checkpoint is saved after this validation and ranked by the value that the
-            validation logs. If no validation follows, the checkpoint is ranked by the newest value of ``monitor``.
+        every_n_train_steps: save after every n optimizer steps. If a validation directly follows such a step, a
+            callback with ``monitor`` saves after the validation, and ranks the checkpoint by its value. Otherwise, it
+            ranks the checkpoint by the newest value of ``monitor``.
         train_time_interval: save after a batch if this time has passed since the last save.
         every_n_epochs: save in every n-th epoch; 0: never. At most one of ``every_n_train_steps``,
             ``train_time_interval`` and ``every_n_epochs`` can be given. Without them, the callback saves in every
             epoch.
-        save_on_train_epoch_end: save when a training epoch ends instead of after validation; ``None``: True without
-            validation, or if a validation runs at the end of each epoch.
-        save_on_exception: also save when an exception ends the run. The name of the file follows ``filename``. No other
-            checkpoint is removed. With several processes, a ``filename`` with metrics is replaced by the epoch and the
-            step.
+        save_on_train_epoch_end: True saves at the end of each training epoch, False after each validation. ``None``
+            means True if the run does not validate, or validates at the end of each epoch; otherwise False.
+        save_on_exception: also save when an exception ends the run. This save removes no other checkpoint. ``filename``
+            gives the name; with several processes, a ``filename`` with metrics is replaced by the epoch and the step.
         enable_version_counter: append ``-v1``, ``-v2``, ... rather than overwrite a file of another run.
-        every: "auto": choose the interval that costs least time. Each save takes time. After a failure, the work since
-            the last save is repeated. A :class:`GoodputMonitor`, which the Trainer adds, measures both costs. ``every``
-            excludes all other intervals.
+        every: "auto" chooses the interval that costs least time. The costs are the time of the saves, and the work that
+            is repeated after a failure. A :class:`GoodputMonitor`, which the Trainer adds, measures both. No other
+            interval can be given with ``every``.
 
     Attributes:
         best_model_path, best_model_score: the path and the score of the best checkpoint; "" and ``None`` before the
@@ -81,12 +80,12 @@ class ModelCheckpoint(StoredCheckpoint):
     check, the callback saves nothing and only checks the names of metrics. The callback never deletes the file from
     which a run was resumed.
 
-    Class attributes that you may change: ``CHECKPOINT_NAME_LAST``, a template like ``filename``,
-    ``CHECKPOINT_JOIN_CHAR``, ``CHECKPOINT_EQUALS_CHAR``, ``FILE_EXTENSION`` and ``STARTING_VERSION``.
+    You may change the class attributes ``CHECKPOINT_JOIN_CHAR``, ``CHECKPOINT_EQUALS_CHAR``, ``FILE_EXTENSION``,
+    ``STARTING_VERSION`` and ``CHECKPOINT_NAME_LAST``, which is a template like ``filename``.
 
     Raises:
-        ConfigurationError: an argument is wrong or contradicts another; or, when a checkpoint is saved, ``monitor`` was
-            not logged, or a format in ``filename`` does not fit the metric's value.
+        ConfigurationError: an argument is wrong or contradicts another. A save raises this error if ``monitor`` was not
+            logged, or if a format in ``filename`` does not fit a metric's value.
     """
 
     @arguments_checked
@@ -135,8 +134,9 @@ class ModelCheckpoint(StoredCheckpoint):
         self._seen_step = self._last_at_batch = -1
         self._saved_at_time = time.monotonic()
         self._awaited_at_step = -1  # the step of a checkpoint that is saved only after the next validation
-        self._validated_score: tuple[Any, int] | None = None  # the newest value of ``monitor``, and its step
-        self._validated = self._told_age = False
+        # after the last validation of the fit: the value of ``monitor``, and the step
+        self._last_validation: tuple[Any, int] | None = None
+        self._told_age = False
         if not (self.every_n_train_steps or self.train_time_interval or every) and type(self) is ModelCheckpoint:
             self.idle_hooks = frozenset({"on_train_batch_end"})
 
@@ -202,13 +202,13 @@ class ModelCheckpoint(StoredCheckpoint):
         self.decide_dirpath(trainer)
         if stage == "fit":
             self._saved_at_step = self._written_at_step = self._last_at_batch = self._awaited_at_step = -1
-        self._validated = self._told_age = False
-        self._validated_score = None
+        self._told_age = False
+        self._last_validation = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._saved_at_time = time.monotonic()
         self._choose_interval(trainer)
-        # not in setup(): a resumed run restores global_step later
+        # not in setup(), because a resumed run restores global_step after setup()
         self._seen_step = trainer.progress.global_step
 
     def _choose_interval(self, trainer: Trainer) -> None:
@@ -249,9 +249,8 @@ class ModelCheckpoint(StoredCheckpoint):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking:
             return
-        self._validated = True
-        if self.monitor is not None:
-            self._validated_score = trainer.callback_metrics.get(self.monitor), trainer.progress.global_step
+        value = None if self.monitor is None else trainer.callback_metrics.get(self.monitor)
+        self._last_validation = value, trainer.progress.global_step
         if self._awaited_at_step == trainer.progress.global_step:
             self._save_once(trainer)
         elif not self._should_save_on_train_epoch_end(trainer):
@@ -259,13 +258,13 @@ class ModelCheckpoint(StoredCheckpoint):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._settle(trainer)
-        if trainer.fast_dev_run:  # fast_dev_run raises the errors of a first save, but saves nothing
+        if trainer.fast_dev_run:  # raise the errors that a first save would raise
             metrics = self._monitor_candidates(trainer)
-            self._check_names(trainer, metrics, self.filename, validated=self._validated)
+            self._check_names(trainer, metrics, self.filename, validated=self._last_validation is not None)
             if self.save_top_k != 0:
                 self._score(trainer, metrics)
         # With "link", a fit without a checkpoint writes last.ckpt. A fit that resumed from a checkpoint of this step
-        # also writes last.ckpt, because the earlier run may have been killed before making the link.
+        # also writes it: the earlier run may have been killed before it made the link.
         has_link = self._newest_path and self._saved_at_step != trainer.progress.global_step
         due = self.save_last is True or (self.save_last == "link" and not has_link)
         if due and self._may_save(trainer) and self._last_at_batch != trainer.progress.total_batches:
@@ -282,18 +281,18 @@ class ModelCheckpoint(StoredCheckpoint):
             self._save_at_exception(trainer)
 
     def _save_at_exception(self, trainer: Trainer) -> None:
-        saved = self._written_at_step == trainer.progress.global_step
-        begun = trainer.progress.has_trained  # before training begins, the step count may come from an earlier fit
-        if self.save_on_exception and begun and not saved and self._may_save(trainer):
-            rank_zero_info(save_after_exception(trainer, self._exception_path(trainer), self.save_weights_only))
-        elif self.save_on_exception and self._may_save(trainer) and not begun:
+        if not self.save_on_exception or not self._may_save(trainer):
+            return
+        if not trainer.progress.has_trained:  # until training begins, the step count may come from an earlier fit
             rank_zero_info(f"ModelCheckpoint(save_on_exception=True) saved nothing: {BEFORE_TRAINING}")
+        elif self._written_at_step != trainer.progress.global_step:
+            rank_zero_info(save_after_exception(trainer, self._exception_path(trainer), self.save_weights_only))
 
     def _tell_age_of_score(self, trainer: Trainer) -> None:
         """Log, once per fit, if the score of a checkpoint comes from a validation at an earlier step."""
-        if self.monitor is None or self._validated_score is None or self._told_age:
+        if self.monitor is None or self._last_validation is None or self._told_age:
             return
-        (value, step), now = self._validated_score, trainer.progress.global_step
+        (value, step), now = self._last_validation, trainer.progress.global_step
         if step != now and value is not None and trainer.callback_metrics.get(self.monitor) is value:
             self._told_age = True
             rank_zero_info(
@@ -318,7 +317,7 @@ class ModelCheckpoint(StoredCheckpoint):
         self._settle(trainer)
         metrics = self._monitor_candidates(trainer)
         last = self.CHECKPOINT_NAME_LAST if self.save_last else None
-        self._check_names(trainer, metrics, self.filename, last, validated=self._validated)
+        self._check_names(trainer, metrics, self.filename, last, validated=self._last_validation is not None)
         saved_before, ranked_before = self._saved_at_step, self._ranked()
         # set before the save: the file contains the number, so a resumed run does not save this step again
         self._saved_at_step = trainer.progress.global_step
@@ -361,8 +360,8 @@ class ModelCheckpoint(StoredCheckpoint):
 
     @contextmanager
     def _naming_last(self, trainer: Trainer, metrics: dict[str, Any]) -> Iterator[str]:
-        """Return a context for a save. The context yields the previous path of the last checkpoint. If this path
-        changes, the context removes the previous file at its end.
+        """Context manager for a save that sets ``last_model_path``. It yields the previous path. At its end, it removes
+        the previous file if the path has changed.
 
         The new path is set before the save, because each saved file contains this path.
         """
@@ -392,7 +391,7 @@ class ModelCheckpoint(StoredCheckpoint):
         return trainer.strategy.broadcast(found)
 
     def _score(self, trainer: Trainer, metrics: dict[str, Any]) -> Tensor | None:
-        """Return the score of this checkpoint; ``None`` if the first validation has not logged it yet.
+        """Return the score of this checkpoint; ``None`` before the first validation, which may log ``monitor``.
 
         Raises:
             NotLoggedError: ``monitor`` was not logged, and either a validation has ended or the run does not validate.
@@ -401,7 +400,7 @@ class ModelCheckpoint(StoredCheckpoint):
             return torch.tensor(float(trainer.progress.global_step))
         if self.monitor not in metrics:
             message = not_logged("ModelCheckpoint", self.monitor, metrics.keys() - {"epoch", "step"}, trainer)
-            if trainer.enable_validation and not self._validated:
+            if trainer.enable_validation and self._last_validation is None:
                 rank_zero_warn(message)  # the first validation may log the metric
                 return None
             raise NotLoggedError(message)
@@ -459,8 +458,8 @@ class ModelCheckpoint(StoredCheckpoint):
                 self._write(trainer, newest, replaces=True)
 
     def _write_last(self, trainer: Trainer, newest: str, replaces: bool) -> bool:
-        """Write the last checkpoint. With "link", make a link to ``newest``. If the store still writes ``newest``, ask
-        the store for a copy or a link.
+        """Write the last checkpoint. With "link", make a link to ``newest``. Without "link", copy ``newest`` if that
+        file is still being written; otherwise, save a new file.
         """
         store, last = trainer.strategy.checkpoint_io, self.last_model_path
         writing = self._under_way is not None and newest in self._under_way.files
@@ -479,7 +478,7 @@ class ModelCheckpoint(StoredCheckpoint):
         """Write the paths and scores of ``best_k_models`` as YAML.
 
         Args:
-            filepath: the target; ``None``: ``best_k_models.yaml`` in ``dirpath``.
+            filepath: the target; ``None`` means ``best_k_models.yaml`` in ``dirpath``.
 
         Raises:
             ConfigurationError: neither ``filepath`` nor ``dirpath`` is known yet.

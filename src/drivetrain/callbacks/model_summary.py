@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
@@ -78,8 +78,8 @@ class Summary:
         size_bytes: the number of bytes of all parameters.
         modules_in_train, modules_in_eval: the number of submodules in each mode, at any depth.
         has_lazy: whether a parameter has no shape yet, so that the totals are too low.
-        flops: the number of floating-point operations of a forward pass with the example input, as far as torch can
-            count them; ``None`` if torch could count none. A multiplication and an addition count as two operations.
+        flops: the number of floating-point operations that torch counts in a forward pass with the example input;
+            ``None`` if torch could count none. A multiplication and an addition count as two operations.
     """
 
     rows: tuple[ModuleRow, ...]
@@ -103,7 +103,7 @@ class Summary:
         return self.trainable + self.frozen
 
     def totals(self) -> list[tuple[str, str]]:
-        """Return a value and its meaning for each line below the table."""
+        """Return the lines below the table. Each line has a value and a label, such as "Total params"."""
         modes = self.modules_in_train, self.modules_in_eval
         lines = _totals(self.trainable, self.frozen, self.size_bytes / 1e6, modes, self.flops)
         if self.has_lazy:
@@ -133,9 +133,9 @@ class Summary:
 class ModelSummary(Callback):
     """Prints the model's children, parameter counts and modes when ``fit`` starts.
 
-    If the module has an ``example_input_array``, the callback runs one forward pass with it, and the table also shows
-    each child's input and output shapes and an estimate of the operations. The pass does not change the run. If the
-    pass fails, a warning gives the reason, and the table has no shapes.
+    If the module has an ``example_input_array``, the callback runs one forward pass with this input. The table then
+    also shows each child's input and output shapes, and an estimate of its operations. The pass does not change the
+    run. If the pass fails, a warning gives the reason, and the table has no shapes.
 
     Args:
         max_depth: the number of levels of submodules to list: 1 for the children, -1 for all levels, 0 for the totals
@@ -153,7 +153,7 @@ class ModelSummary(Callback):
         self._summarize_kwargs = summarize_kwargs
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Print the summary, once per job."""
+        """Print the summary on rank 0."""
         # every rank makes the summary, because the strategy's forward pass may need all ranks
         summary = summarize(pl_module, self.max_depth)
         if trainer.is_global_zero:
@@ -324,7 +324,7 @@ def _run(module: nn.Module, shown: list[nn.Module], counts: bool) -> _Trial | No
         for child in shown:
             if not isinstance(child, torch.jit.ScriptModule):  # a ScriptModule does not support Python hooks
                 stack.enter_context(child.register_forward_hook(record, with_kwargs=True))
-        stack.enter_context(_plain())
+        _make_plain(stack)
         args, kwargs = inputs
         if not counts:
             module(*args, **kwargs)
@@ -338,20 +338,16 @@ def _run(module: nn.Module, shown: list[nn.Module], counts: bool) -> _Trial | No
         return _Trial(sizes, counter.get_total_flops() or None, by_name)
 
 
-@contextmanager
-def _plain() -> Iterator[None]:
-    """Return a context in which no submodule is compiled or fused, so that torch calls all forward hooks."""
-    fused = torch.backends.mha.get_fastpath_enabled()
-    with ExitStack() as stack:
-        # if torch._dynamo is not imported, nothing is compiled; importing torch._dynamo is slow
-        if DYNAMO in sys.modules:
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
-            stack.enter_context(warnings.catch_warnings())
-            # this warning about the hooks of torch's counter of operations is harmless
-            warnings.filterwarnings("ignore", "Using `torch.compile")
-        torch.backends.mha.set_fastpath_enabled(False)
-        stack.callback(torch.backends.mha.set_fastpath_enabled, fused)
-        yield
+def _make_plain(stack: ExitStack) -> None:
+    """Until ``stack`` is closed, turn off compilation and torch's fused attention, because both skip forward hooks."""
+    # if torch._dynamo is not imported, nothing is compiled; importing torch._dynamo is slow
+    if DYNAMO in sys.modules:
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(warnings.catch_warnings())
+        # this warning about the hooks of torch's counter of operations is harmless
+        warnings.filterwarnings("ignore", "Using `torch.compile")
+    stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
+    torch.backends.mha.set_fastpath_enabled(False)
 
 
 def _sizes(value: Any) -> Sizes:

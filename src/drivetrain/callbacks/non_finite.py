@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -88,20 +89,15 @@ def _cause(trainer: Any, module: Any, batch: Any, batch_idx: int) -> str:
 
 @contextmanager
 def _watched(module: nn.Module, found: list[str]) -> Iterator[None]:
-    def hook(name: str) -> Any:
-        def look(layer: nn.Module, inputs: Any, output: Any) -> None:
-            if not found and not all(_is_finite(leaf) for _, leaf in leaves(output)):
-                found.append(f"{name} ({type(layer).__name__})")
+    def look(name: str, layer: nn.Module, inputs: Any, output: Any) -> None:
+        if not found and not all(_is_finite(leaf) for _, leaf in leaves(output)):
+            found.append(f"{name} ({type(layer).__name__})")
 
-        return look
-
-    named = [(name, each) for name, each in module.named_modules() if name]
-    handles = [each.register_forward_hook(hook(name)) for name, each in named]
-    try:
+    with ExitStack() as stack:
+        for name, each in module.named_modules():
+            if name:
+                stack.enter_context(each.register_forward_hook(partial(look, name)))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _is_finite(value: Any) -> bool:

@@ -38,7 +38,7 @@ class NotebookProgressBar(PlainProgressBar):
     def __init__(self, refresh_rate: int = 1, leave: bool = False) -> None:
         super().__init__(refresh_rate, leave)
         self._left: deque[Snapshot] = deque(maxlen=_MOST_LEFT)
-        self._now: dict[bool, Snapshot] = {}  # the key says whether the stage is training
+        self._now: dict[bool, Snapshot] = {}  # the current bars; the key is True for training
         self._output: Any = None
         self._sent_s = -math.inf
 
@@ -76,7 +76,7 @@ class NotebookProgressBar(PlainProgressBar):
 
     def _enter(self, trainer: Trainer, pl_module: LightningModule, stage: RunningStage) -> None:
         super()._enter(trainer, pl_module, stage)
-        # an output that the main thread creates appears below the running cell
+        # draw from the main thread: an output that another thread creates may not appear below the running cell
         if self._output is None and self._thread is not None:
             self._thread.show_now(stage is RunningStage.TRAINING)
 

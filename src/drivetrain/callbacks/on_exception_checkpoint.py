@@ -29,7 +29,7 @@ class OnExceptionCheckpoint(Checkpoint):
         filename: the file's name without extension.
 
     Raises:
-        ConfigurationError: the name is empty, or the folder or the name is impossible.
+        ConfigurationError: the name is empty, or the folder or the name is invalid.
     """
 
     FILE_EXTENSION = ".ckpt"

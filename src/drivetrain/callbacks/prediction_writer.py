@@ -45,8 +45,8 @@ class BasePredictionWriter(Callback):
         interval: the interval, as a :class:`WriteInterval`.
 
     Raises:
-        ConfigurationError: the interval is unknown; or, when a prediction begins, the subclass lacks a method that the
-            interval requires.
+        ConfigurationError: the interval is unknown. A prediction raises this error if the subclass lacks a method that
+            the interval requires.
     """
 
     needs_batch_indices = True

@@ -28,7 +28,7 @@ __all__ = ["ProgressBar", "Snapshot", "default_progress_bar"]
 
 
 def _title_of(stage: str, doc: str) -> Any:
-    """Return a property with the name of ``stage``."""
+    """Return a property whose value is the displayed name of ``stage``."""
     return property(lambda bar: TITLES[stage], doc=doc)
 
 
@@ -120,8 +120,8 @@ class ProgressBar(Callback):
 
     @property
     def total_val_batches_current_dataloader(self) -> int | float:
-        """The number of validation batches of the current loader. During the sanity check, the number of batches that
-        the sanity check takes from this loader.
+        """The number of validation batches of the current loader. During the sanity check, only the batches of the
+        sanity check count.
         """
         sanity = self.trainer.sanity_checking
         return self._of_loader(self.trainer.num_sanity_val_batches if sanity else self.trainer.num_val_batches)
@@ -268,7 +268,9 @@ class ProgressBar(Callback):
             thread.enter(stage)
 
     def _draw_unread(self, training: bool) -> None:
-        """Draw the bar of training or of an evaluation now, because user code reads the bar."""
+        """Draw a bar now, because user code reads the bar object. ``training`` chooses between the bars of training and
+        evaluation.
+        """
         if self._thread is not None:
             if training and self._ended_epoch is not None:
                 self._thread.show(self._ended_epoch)
@@ -310,7 +312,7 @@ class ProgressBar(Callback):
         try:
             self._draw_ended_epoch()
         finally:
-            self._thread = self._drawn = None  # the thread refers to the trainer and the module
+            self._thread = self._drawn = None  # drop the thread, which refers to the Trainer and the module
             try:
                 self.close()
             except Exception:  # a lost terminal must not make a finished run fail

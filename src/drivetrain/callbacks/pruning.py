@@ -40,21 +40,21 @@ class ModelPruning(KeepsWeights):
     Args:
         pruning_fn: a function of ``torch.nn.utils.prune`` by name, such as "l1_unstructured", or a class of your own
             that extends ``BasePruningMethod``.
-        parameters_to_prune: pairs of a module and the name of one of its parameters; empty or ``None``: all parameters
-            with a name in ``parameter_names``.
+        parameters_to_prune: pairs of a module and the name of one of its parameters; empty or ``None`` means all
+            parameters with a name in ``parameter_names``.
         parameter_names: "weight" and "bias", or one of them.
         use_global_unstructured: choose the values to prune from all parameters together, instead of from each parameter
             separately.
-        amount: how many values to prune at a time: a fraction of the remaining values, a number of values, or a
-            function that gets the epoch and returns a fraction or a number.
+        amount: how many values each pruning sets to zero: a fraction of the remaining values, a number of values, or a
+            function that gets the epoch and returns one of these.
         apply_pruning: whether to prune, or a function that gets the epoch and returns whether to prune.
         make_pruning_permanent: at the end of training, write the zeros into the weights, and remove the masks.
-        use_lottery_ticket_hypothesis: whether to reset the remaining values to their values before training, after each
-            pruning; or a function that gets the epoch and returns whether to reset.
+        use_lottery_ticket_hypothesis: after each pruning, reset the values that are not pruned to their values before
+            training. A function gets the epoch and returns whether to reset.
         resample_parameters: with ``use_lottery_ticket_hypothesis``, reset to newly drawn values instead.
         pruning_dim: for structured methods: the dimension along which slices are pruned.
         pruning_norm: for "ln_structured": the order of the norm by which slices are chosen.
-        verbose: 1: log how many values are pruned; 2: also log this number for each parameter.
+        verbose: 1 logs how many values are pruned; 2 also logs this number for each parameter.
         prune_on_train_epoch_end: False prunes at the end of each validation instead.
 
     Raises:
@@ -114,7 +114,7 @@ class ModelPruning(KeepsWeights):
         self.idle_hooks = frozenset({"on_validation_epoch_end" if prune_on_train_epoch_end else "on_train_epoch_end"})
         self._places: list[Place] = []
         self._initial: list[torch.Tensor] = []
-        # between loading a checkpoint and on_fit_start: the pruned weights of the last forward pass before the save
+        # from a checkpoint, until on_fit_start: the pruned weights that the last forward pass before the save used
         self._used: dict[str, torch.Tensor | None] = {}
 
     def filter_parameters_to_prune(self, parameters_to_prune: Sequence[Place] = ()) -> Sequence[Place]:
@@ -178,7 +178,7 @@ class ModelPruning(KeepsWeights):
         if self._lottery(epoch) if callable(self._lottery) else self._lottery:
             self.apply_lottery_ticket_hypothesis()
         with torch.no_grad():
-            for module, name in self._places:  # otherwise torch updates the pruned weight only in the next forward pass
+            for module, name in self._places:  # torch would update it only in the next forward pass
                 getattr(module, name).copy_(getattr(module, f"{name}_orig") * getattr(module, f"{name}_mask"))
 
     def apply_pruning(self, amount: int | float) -> None:

@@ -29,8 +29,8 @@ class ReplayCheck(Callback):
 
     Args:
         every_n_steps: replay every n-th optimizer step; ``Trainer(replay_every=n)`` does the same.
-        on_mismatch: "warn" logs a warning at the first difference, and the number of differences when training ends;
-            "stop" raises an error on all ranks, before the optimizer's step.
+        on_mismatch: "warn" logs a warning at the first difference. When training ends, it logs the number of
+            differences. "stop" raises an error on all ranks, before the optimizer's step.
 
     Raises:
         ConfigurationError: an argument has a wrong value, or the module's steps cannot be replayed.
@@ -49,7 +49,9 @@ class ReplayCheck(Callback):
 
     @property
     def state_key(self) -> str:
-        """The key of the callback's state. Ranks with different options have different keys."""
+        """The key of the callback's state. The key contains the options, so the Trainer notices if the ranks' options
+        differ.
+        """
         return self._generate_state_key(every_n_steps=self.every_n_steps, on_mismatch=self.on_mismatch)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

@@ -32,7 +32,7 @@ class ReplicaMismatchError(DrivetrainError, RuntimeError):
     """Parameters, buffers or optimizer states differ between ranks that should have equal values.
 
     Attributes:
-        resume_from: the checkpoint from which the Trainer then resumes the fit; ``None`` ends the fit.
+        resume_from: the checkpoint from which the Trainer resumes the fit; ``None`` ends the fit.
     """
 
     resume_from: str | None = None
@@ -47,8 +47,8 @@ class ReplicaCheck(Callback):
 
     Args:
         every_n_steps: compare after every n optimizer steps; ``Trainer(replica_check_every=n)`` does the same.
-        on_mismatch: "stop" raises an error on all ranks; "heal" copies the values of the majority (more than half of
-            the replicas) to the other replicas, and logs a warning. Without a majority, the fit resumes from its newest
+        on_mismatch: "stop" raises an error on all ranks. "heal" logs a warning, and copies the values of the majority
+            (more than half of the replicas) to the other replicas. Without a majority, the fit resumes from its newest
             checkpoint. If there is no checkpoint, or if the replicas differ again at the same step, the callback raises
             the error of "stop".
         ignore: names of parameters and buffers that may differ between ranks, with wildcards: ``["codebook.*"]``.
@@ -68,7 +68,7 @@ class ReplicaCheck(Callback):
         check_count("ReplicaCheck", "every_n_steps", every_n_steps, lowest=1)
         check_choice("ReplicaCheck", "on_mismatch", on_mismatch, ["stop", "heal"])
         self.every_n_steps, self.on_mismatch, self.ignore = every_n_steps, on_mismatch, tuple(ignore)
-        self._resumed_at_step = -1  # the step at which a difference last made the fit resume
+        self._resumed_at_step = -1  # the step of the last difference that was not healed
         self._begin()
 
     def _begin(self) -> None:
@@ -82,7 +82,9 @@ class ReplicaCheck(Callback):
 
     @property
     def state_key(self) -> str:
-        """The key of the callback's state. Ranks with different options have different keys."""
+        """The key of the callback's state. The key contains the options, so the Trainer notices if the ranks' options
+        differ.
+        """
         options = {"every_n_steps": self.every_n_steps, "on_mismatch": self.on_mismatch, "ignore": self.ignore}
         return self._generate_state_key(**options)
 
@@ -135,8 +137,8 @@ class ReplicaCheck(Callback):
     def _state_alone(self, trainer: Trainer) -> list[int]:
         """Return fingerprints of the tensors that should be equal on all ranks. The ranks do not communicate.
 
-        Shards are left out. Buffers are left out, too: each rank may fill a buffer from its own batches, and one rank
-        cannot tell which buffers these are.
+        Shards are left out. Buffers are left out, too, because one rank alone cannot tell which buffers the ranks fill
+        from their own batches.
         """
         if tuple(range(trainer.world_size)) not in self._groups:
             return []
@@ -173,7 +175,9 @@ class ReplicaCheck(Callback):
         self._buffers, self._equal_at_step = now, trainer.global_step
 
     def _prints(self, trainer: Trainer) -> dict[Ranks, _Prints]:
-        """Return the compared tensors of this rank, by the ranks that should have the same values of the tensor."""
+        """Return the tensors of this rank to compare. The keys are groups of ranks, which should have the same values
+        of these tensors.
+        """
         buffers = {id(buffer) for buffer in trainer.lightning_module.buffers()}
         found: dict[Ranks, _Prints] = {}
         for name, tensor in self._compared(trainer):
@@ -190,9 +194,9 @@ class ReplicaCheck(Callback):
                 yield name, tensor
 
     def _details(self, prints: _Prints) -> dict[str, tuple[int, bool]]:
-        """Return, by the tensor's name, the tensor's fingerprint, and whether the tensor may be a local buffer, which
-        each rank fills from its own batches. A local buffer has changed on this rank since the last comparison, and has
-        never changed in the same way on all ranks.
+        """Return the fingerprint of each tensor, and whether the tensor may be a local buffer. Each rank fills its
+        local buffers from its own batches. A buffer may be local if it has changed on this rank since the last
+        comparison, and has never changed in the same way on all ranks.
         """
         own = {name for name in prints.buffers if name not in self._agreed}
         return {
@@ -259,7 +263,7 @@ class ReplicaCheck(Callback):
 
 @dataclass
 class _Prints:
-    """This rank's tensors that should be equal in a group of ranks, with the fingerprints of the tensors.
+    """Tensors that should be equal on a group of ranks, and their fingerprints on this rank.
 
     Attributes:
         tensors: the tensors by name. The buffers are consecutive entries.
@@ -284,7 +288,9 @@ class _Prints:
 
 @dataclass(frozen=True)
 class _Difference:
-    """A tensor that differs between ranks. ``values`` has each rank's fingerprint, or ``None`` without the tensor."""
+    """A tensor that differs between ranks. ``values`` has each rank's fingerprint, or ``None`` if the rank lacks the
+    tensor.
+    """
 
     name: str
     ranks: Ranks
@@ -292,7 +298,9 @@ class _Difference:
 
     @property
     def owner(self) -> str:
-        """The name of the parameter or buffer to which the tensor belongs."""
+        """The name of the parameter or buffer to which the tensor belongs. For example, optimizer states belong to a
+        parameter.
+        """
         return self.name.split(" of ")[-1].split(" in ")[0]
 
     @cached_property
@@ -324,7 +332,9 @@ class _Difference:
 
 
 def _why_not_healed(wrong: Sequence[_Difference], tried: bool) -> str:
-    """Return a sentence that says why the replicas were not healed. ``tried``: whether they have just been healed."""
+    """Return a sentence that says why the replicas were not healed. ``tried``: whether ReplicaCheck has tried to heal
+    them.
+    """
     if tried:
         return " The values of most replicas were copied to the others, which then differed again."
     if all(each.right for each in wrong):

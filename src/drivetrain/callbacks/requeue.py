@@ -81,9 +81,8 @@ class Requeue(Callback):
         self._told = False
         self._saves = True
         try:
-            path = self._next_path(trainer)
-            while not save_new(trainer, path):  # another job has just used this number
-                path = self._next_path(trainer)
+            while not save_new(trainer, path := self._next_path(trainer)):
+                continue  # another job has just used this number
             wait_for(trainer.strategy.checkpoint_io, path)
         finally:
             self._saves = False

@@ -19,7 +19,7 @@ class RichModelSummary(ModelSummary):
     Args:
         max_depth: the number of levels of submodules to list: 1 for the children, -1 for all levels, 0 for the totals
             alone.
-        table_kwargs: passed on to ``rich.table.Table``: ``title``, ``header_style``, ...
+        table_kwargs: arguments for ``rich.table.Table``, such as ``title`` and ``header_style``.
 
     Raises:
         ConfigurationError: the package rich is not installed, or ``max_depth`` is below -1.

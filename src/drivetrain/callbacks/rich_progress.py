@@ -70,7 +70,7 @@ class RichProgressBar(ProgressBar):
         self.theme = RichProgressBarTheme() if theme is None else theme
         self._console_kwargs = console_kwargs
         self._progress: _rich_layout.FittingProgress | None = None
-        # the current bar and its text, which is "" after an evaluation; the key is True for training
+        # the current bars, each with its title; "" if the evaluation has ended. The key is True for training
         self._tasks: dict[bool, tuple[TaskID, str]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -145,7 +145,7 @@ class RichProgressBar(ProgressBar):
         return [description, bar, texts["count"], texts["rate"], elapsed, texts["left"], texts["metrics"]]
 
     def refresh(self, hard: bool = False) -> None:
-        """Draw changes; ``hard`` is ignored."""
+        """Draw the bars again; ``hard`` is ignored."""
         if self._progress is not None:
             with DRAWING:
                 self._progress.refresh()

@@ -32,7 +32,7 @@ class TrainingSpikeException(DrivetrainError, RuntimeError):
 
 
 class LossWatch:
-    """Compares each loss with the previous losses, and after a spike records the batches that later runs leave out.
+    """Compares each loss with the previous losses. After a spike, records the batches that may have caused it.
 
     Args:
         arguments: the arguments of :class:`SpikeDetection`.
@@ -137,18 +137,19 @@ class LossWatch:
 class SpikeDetection(LossWatch, Callback):
     """Stops training when the loss of any rank has a spike, and records the batches that a later run should leave out.
 
-    A loss is a spike if it is worse than the previous loss, and differs from the mean of the last ``window`` losses by
-    at least ``atol`` and by at least ``rtol`` times the mean. This batch or the previous batch may have caused the
-    spike, so the indices of both batches are written to a JSON file, as a list. The run ends with a
-    :class:`TrainingSpikeException`. The optimizer has stepped before the error, so resume from an earlier checkpoint.
-    Checking a batch waits for the device.
+    A loss is a spike if two conditions hold. It is worse than the previous loss. It differs from the mean of the last
+    ``window`` losses by at least ``atol``, and by at least ``rtol`` times the mean. This batch or the previous batch
+    may have caused the spike. The callback therefore writes the indices of both batches to a JSON file, as a list. The
+    run ends with a :class:`TrainingSpikeException`. The optimizer has stepped before the error, so resume from an
+    earlier checkpoint. Checking a batch waits for the device.
 
     Args:
-        mode: "min": a larger loss is worse; "max": a smaller loss is worse.
+        mode: "min" if a larger loss is worse, "max" if a smaller loss is worse.
         window: the number of losses in the mean.
         warmup: the number of batches at the start that are not checked.
-        atol, rtol: the smallest absolute and the smallest relative difference of a spike; ``None``: any difference.
-        exclude_batches_path: the file, or the folder for ``skip_batches.json``; ``None``: the Trainer's
+        atol, rtol: the smallest absolute and the smallest relative difference of a spike; ``None`` allows any
+            difference.
+        exclude_batches_path: the file, or the folder for ``skip_batches.json``; ``None`` means the Trainer's
             ``default_root_dir``.
         finite_only: treat a non-finite loss as a spike; otherwise, ignore a non-finite loss.
 

@@ -31,10 +31,11 @@ _OWNER = "StochasticWeightAveraging"
 class StochasticWeightAveraging(WeightAveraging):
     """Averages the weights of the last epochs, in which the learning rates change to constant values.
 
-    From the epoch ``swa_epoch_start`` on, a ``torch.optim.swa_utils.SWALR`` replaces the schedulers, and the weights at
-    the end of each epoch are added to the average. At the end of training, the module gets the average. If the module
-    has batch norm layers, another pass over the training data computes the statistics of these layers for the averaged
-    weights. In this pass, the callback calls ``training_step`` without gradients and discards the logged values.
+    From the epoch ``swa_epoch_start`` on, a ``torch.optim.swa_utils.SWALR`` replaces the schedulers. At the end of each
+    of these epochs, the callback adds the weights to the average. At the end of training, the module gets the average.
+    If the module has batch norm layers, the callback computes their statistics for the averaged weights, in another
+    pass over the training data. In this pass, the callback calls ``training_step`` without gradients and discards the
+    logged values.
 
     Validation runs with the trained weights, not with the average. Checkpoints have the entries that
     :class:`WeightAveraging` writes. A resumed run also computes the statistics of batch norm at the end.
@@ -45,12 +46,13 @@ class StochasticWeightAveraging(WeightAveraging):
             ``max_epochs``.
         annealing_epochs: the number of epochs in which the learning rates change to ``swa_lrs``.
         annealing_strategy: "cos" (cosine) or "linear".
-        avg_fn: ``avg_fn(average, value, n_averaged)`` returns the new average of one tensor; ``None``: the mean.
-        device: the device of the average; ``None``: the parameters' device.
+        avg_fn: ``avg_fn(average, value, n_averaged)`` returns the new average of one tensor; ``None`` computes the
+            mean.
+        device: the device of the average; ``None`` means the parameters' device.
 
     Raises:
-        ConfigurationError: an argument is invalid; or, when a fit begins, the module uses manual optimization or does
-            not have exactly one optimizer, or a fraction was passed and ``max_epochs`` is unlimited.
+        ConfigurationError: an argument is invalid. A fit raises this error if the module uses manual optimization, if
+            the number of optimizers is not 1, or if ``swa_epoch_start`` is a fraction and ``max_epochs`` is unlimited.
     """
 
     def __init__(
@@ -79,17 +81,15 @@ class StochasticWeightAveraging(WeightAveraging):
         self.annealing_epochs = annealing_epochs
         self.annealing_strategy = annealing_strategy
         self.swa_start = 0
-        self.began = False
         self._early = False
         super().__init__(device, avg_fn=avg_fn)
 
     def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
         return epoch_idx is not None and epoch_idx >= self.swa_start and not self._early
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        super().setup(trainer, pl_module, stage)
-        if stage == "fit":
-            self.began = False
+    def _begin(self) -> None:
+        super()._begin()
+        self.began = False
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check the module and the optimizer. If the fit resumes, continue the checkpoint's schedule."""
@@ -190,7 +190,8 @@ def _compute_statistics(trainer: Trainer, module: LightningModule, layers: list[
     modes = {each: each.training for each in module.modules()}
     with undisturbed(module), workers_kept([loader]), objects_kept([loader]):
         for each, training in modes.items():
-            each.training = training  # a submodule with its own train() may keep its mode
+            # restore the modes, because an override of train() in a submodule may leave the mode as it is
+            each.training = training
         module.train()
         for layer in layers:
             layer.reset_running_stats()

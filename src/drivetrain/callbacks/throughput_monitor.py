@@ -22,20 +22,21 @@ class ThroughputMonitor(Callback):
 
     In training, the callback logs whenever the Trainer writes to the loggers. In an evaluation, the callback logs at
     the end. The callback waits for the device only before it logs. The time of a validation does not count as training.
-    A logged name consists of the stage and a name of :class:`Throughput`, as in ``train/device/samples_per_sec``. If
-    the module has ``flops_per_batch``, the number of operations of one batch on one device, the callback also logs
-    ``train/device/flops_per_sec`` and ``train/device/mfu``. A resumed run adds to the totals in the checkpoint.
+    A logged name, such as ``train/device/samples_per_sec``, consists of the stage and a key of
+    :meth:`Throughput.compute`. If the module has ``flops_per_batch``, the number of operations of one batch on one
+    device, the callback also logs ``train/device/flops_per_sec`` and ``train/device/mfu``. A resumed run adds to the
+    totals in the checkpoint.
 
     Args:
         batch_size_fn: a function that returns the number of samples in a batch.
         length_fn: a function that returns the number of items, such as tokens, in a batch.
-        available_flops: the peak of one device, in operations per second; ``None``: the peak from a table of common
-            GPUs. If the table lacks the device, ``mfu`` is not logged.
+        available_flops: the peak of one device, in operations per second; ``None`` takes the peak from a table of
+            common GPUs. If the table lacks the device, ``mfu`` is not logged.
         window_size: the number of logged values over which a rate is computed.
         separator: the text between the parts of a logged name.
 
     Raises:
-        ConfigurationError: a function is not callable; or, when a run begins, the run has no logger.
+        ConfigurationError: a function is not callable; or a run without a logger begins.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ class Timer(Callback):
     Args:
         duration: the maximum training time, including validation: "DD:HH:MM:SS", a timedelta or a dictionary of its
             arguments; ``None`` sets no limit.
-        interval: when to check the time: "step", after each batch, or "epoch", at the end of each epoch.
+        interval: "step" checks the time after each batch, "epoch" at the end of each epoch.
         verbose: log a line when the time is over.
 
     A checkpoint contains the time used so far, and a resumed run has only the remaining time.

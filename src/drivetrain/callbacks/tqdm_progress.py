@@ -15,8 +15,8 @@ from drivetrain.loops.stop import note
 class TQDMProgressBar(ProgressBar):
     """Shows a bar for the epoch, and a second bar for a running evaluation.
 
-    A subclass may override :meth:`get_metrics`, and :meth:`init_train_tqdm` and similar methods to return another bar
-    of tqdm. No override is called in a step.
+    A subclass may override :meth:`get_metrics` to show other values. To use other bars of tqdm, override
+    :meth:`init_train_tqdm` and similar methods. A training step calls none of these methods.
 
     Args:
         refresh_rate: the minimum number of batches between two updates; 0 turns the bar off. A larger value in tqdm's
@@ -30,7 +30,7 @@ class TQDMProgressBar(ProgressBar):
     """
 
     BAR_FORMAT: ClassVar[str | None] = None
-    """The value of tqdm's argument ``bar_format``; ``None``: tqdm's default format."""
+    """The value of tqdm's argument ``bar_format``; ``None`` means tqdm's default format."""
 
     def __init__(self, refresh_rate: int = 1, process_position: int = 0, leave: bool = False) -> None:
         check_installed("TQDMProgressBar", "tqdm", "RichProgressBar")
@@ -39,7 +39,7 @@ class TQDMProgressBar(ProgressBar):
         self.process_position = process_position
         # whether to remove the next new bar when its stage ends
         self._transient = False
-        # the current bar and its text, which is "" after an evaluation; the key is True for training
+        # the current bars, each with its title; "" if the evaluation has ended. The key is True for training
         self._bars: dict[bool, tuple[Any, str]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -59,7 +59,9 @@ class TQDMProgressBar(ProgressBar):
     # ---- for subclasses ------------------------------------------------------------------------------------------
 
     def init_train_tqdm(self) -> Any:
-        """Return a new bar for the batches of training epochs. The similar methods return a bar for an evaluation."""
+        """Return a new bar for the batches of training epochs. :meth:`init_validation_tqdm` and the other methods
+        return a bar for an evaluation.
+        """
         return _new_bar(
             bar_format=self.BAR_FORMAT, position=self.process_position + self._transient, leave=not self._transient
         )
@@ -96,7 +98,7 @@ class TQDMProgressBar(ProgressBar):
         """Update the bar of the snapshot's stage. The first call creates the bar."""
         training = snapshot.is_training
         bar, title = self._bars.get(training, (None, ""))
-        if note.is_written:  # the next message must not begin on the bar's line
+        if note.is_written:  # after Ctrl-C, draw no more, so that later messages begin on a new line
             return
         if bar is not None and title != snapshot.title:
             if self.leave or not training:
@@ -127,7 +129,7 @@ class TQDMProgressBar(ProgressBar):
         texts = [*first, *filter(None, str(bar.postfix).split(", "))]
         bar.postfix = ""
         shown = bar.format_dict
-        columns = shown.get("ncols") or 10_000  # all metrics fit into a line of a file
+        columns = shown.get("ncols") or 10_000  # lines of a file have no limit
         width = columns - tqdm_utils.disp_len(bar.format_meter(**{**shown, "ncols": None})) - len(", ")
         bar.postfix = "".join(lay_out(texts, width))
 

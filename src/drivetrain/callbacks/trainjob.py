@@ -23,7 +23,7 @@ from drivetrain.callbacks._progress_thread import DRAWING
 
 SERVER = "KUBEFLOW_TRAINER_SERVER_URL"
 """The environment variable with the address to which reports are sent. Two more environment variables contain the paths
-of files: the certificate authority of the server, and a token. Kubernetes replaces the token about once per hour.
+of the certificate authority of the server and of a token. Kubernetes replaces the token about once per hour.
 """
 
 _CA_CERT, _TOKEN = "KUBEFLOW_TRAINER_SERVER_CA_CERT", "KUBEFLOW_TRAINER_SERVER_TOKEN"
@@ -174,7 +174,7 @@ def _status_of(connection: socket.socket, timeout_s: float) -> int:
     """
     deadline, line = time.monotonic() + timeout_s, b""
     while b"\n" not in line and len(line) < _LINE:
-        connection.settimeout(max(deadline - time.monotonic(), 1e-3))  # one deadline for the whole line
+        connection.settimeout(max(deadline - time.monotonic(), 1e-3))  # the deadline is for the whole line
         if not (more := connection.recv(_LINE)):
             break
         line += more

@@ -30,8 +30,8 @@ class WeightAveraging(KeepsWeights):
     Validation inside a fit uses the average, and the module gets the average at the end of training. Before the first
     update, validation uses the trained weights. By default, the average is the mean over all updates.
 
-    A checkpoint contains the trained weights in "state_dict" and the average in "averaged_state_dict", under equal
-    names. A resumed fit restores both; ``trainer.validate``, ``test`` and ``predict`` with a ``ckpt_path`` use the
+    A checkpoint contains the trained weights in "state_dict" and the average in "averaged_state_dict", with the same
+    keys. A resumed fit restores both; ``trainer.validate``, ``test`` and ``predict`` with a ``ckpt_path`` use the
     average. To load the average yourself::
 
         model.load_state_dict(torch.load(path, weights_only=True)["averaged_state_dict"])
@@ -39,7 +39,7 @@ class WeightAveraging(KeepsWeights):
     If parameters are sharded, each rank averages its own shards, and the ranks do not communicate.
 
     Args:
-        device: the device of the average; ``None``: the parameters' device.
+        device: the device of the average; ``None`` means the parameters' device.
         use_buffers: average floating-point buffers too, such as the statistics of batch norm. Other buffers are never
             averaged.
         avg_fn: ``avg_fn(average, value, n_averaged)`` returns the new average of one tensor.
@@ -78,10 +78,10 @@ class WeightAveraging(KeepsWeights):
         self.n_averaged = 0
         self.steps_done = 0  # the number of optimizer steps at the last update
         self.epochs_done = 0
-        # pairs of an averaged tensor and the module's tensor, or of this rank's shards of both
+        # each pair has the average of a tensor and the module's tensor, or this rank's shards of both
         self._pairs: list[tuple[Tensor, Tensor]] = []
         self._groups: list[tuple[list[Tensor], list[Tensor]]] = []
-        self._in_module = False  # whether the average and the trained weights are swapped
+        self._in_module = False  # whether the module has the average, and _pairs the trained weights
         self._sharded = False
         self._loaded: Mapping[str, Any] | None = None
 
@@ -180,8 +180,8 @@ class WeightAveraging(KeepsWeights):
         self._pairs, self._groups = pairs, list(groups.values())
 
     def _find_shards(self) -> None:
-        """Find the module's shards again: in torch 2.9, the first forward pass of FSDP moves padded shards to other
-        memory.
+        """Find the module's shards again, because in torch 2.9 the first forward pass of FSDP moves padded shards to
+        other memory.
         """
         if self._sharded:
             own = _local_tensors(self.pl_module, self._use_buffers)
@@ -279,8 +279,9 @@ class EMAWeightAveraging(WeightAveraging):
         decay: the weight of the old average in an update, from 0 to 1.
         update_every_n_steps: update after every n-th optimizer step; 0 turns these updates off.
         update_starting_at_step: the first optimizer step, counted from 0, after which the average can be updated;
-            ``None``: 0.
-        update_starting_at_epoch: from this epoch on, also update at the end of an epoch; ``None``: never.
+            ``None`` means 0.
+        update_starting_at_epoch: from this epoch on, also update at the end of each epoch. With ``None``, there are no
+            such updates.
 
     Raises:
         ConfigurationError: a value is out of range.
@@ -304,8 +305,7 @@ class EMAWeightAveraging(WeightAveraging):
         self.update_every_n_steps = update_every_n_steps
         self.update_starting_at_step = update_starting_at_step
         self.update_starting_at_epoch = update_starting_at_epoch
-        average: Any = get_ema_multi_avg_fn
-        super().__init__(device, use_buffers, multi_avg_fn=average(decay))
+        super().__init__(device, use_buffers, multi_avg_fn=get_ema_multi_avg_fn(decay))  # type: ignore[no-untyped-call]
 
     def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
         if step_idx is not None:
@@ -325,8 +325,8 @@ def _equal_weights(averages: list[Tensor], values: list[Tensor], n_averaged: Ten
 
 
 def _local_tensors(module: torch.nn.Module, buffers: bool) -> Iterator[Tensor]:
-    """Yield this rank's shard of each parameter and, with ``buffers``, of each averaged buffer. A tensor with two names
-    comes once.
+    """Yield this rank's shard of each parameter. With ``buffers``, also yield this rank's shard of each averaged
+    buffer. A tensor with two names is yielded once.
     """
     for parameter in module.parameters():
         yield local_shard(parameter.data)
