@@ -119,8 +119,7 @@ class _Together:
         self._entered: list[ExitStack] = []
 
     def __enter__(self) -> None:
-        stack = ExitStack()
-        with stack:
+        with ExitStack() as stack:
             for make in self._makes:
                 stack.enter_context(make())
             self._entered.append(stack.pop_all())

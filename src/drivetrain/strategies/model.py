@@ -14,6 +14,7 @@ from drivetrain.errors import ConfigurationError
 from drivetrain.strategies.facts import Shared
 from drivetrain.strategies.familiar import Familiar
 from drivetrain.strategies.placement import optimizer_to, place
+from drivetrain.strategies.step_parts import Driver
 
 
 class Model(Shared):
@@ -33,6 +34,7 @@ class Model(Shared):
         """Store the user's module. Called before any process or device is set up."""
         self.lightning_module = self.model = model
         self._converted = None
+        self.driver = Driver()
 
     def model_sharded_context(self) -> AbstractContextManager[Any]:
         """Return a context for ``configure_model``. A strategy can shard new layers in this context."""
@@ -64,7 +66,7 @@ class Model(Shared):
 
     def _convert(self, module: nn.Module) -> nn.Module:
         """Return ``module`` in the precision of the run. If ``module`` is already converted, nothing changes."""
-        if self._converted is None or module is not self._converted:
+        if module is not self._converted:
             self._converted = module = self.precision_plugin.convert_module(module)
         return module
 

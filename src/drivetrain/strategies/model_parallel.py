@@ -206,8 +206,6 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
         super().leave_process_group()
 
     def make_data_group(self, world: Group) -> Group:
-        if world.size == 1 < self.world_size:  # after the job, in the launching process, which is no rank of the job
-            return world
         _, tensor = self.sizes
         return world if tensor == 1 else world.new(range(world.rank % tensor, world.size, tensor))
 

@@ -149,8 +149,6 @@ class PipelineStrategy(ParallelStrategy):
         return self.size * self.stages_per_rank
 
     def make_data_group(self, world: Group) -> Group:
-        if world.size == 1 < self.world_size:  # after the job, in the launching process, which is no rank of the job
-            return world
         size = self.size
         data = world if size == 1 else world.new(range(world.rank % size, world.size, size))
         first = world.rank - world.rank % size

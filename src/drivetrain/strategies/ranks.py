@@ -98,7 +98,8 @@ class Ranks(Shared, ABC):
 
     def _make_groups(self) -> tuple[Group, Group, Group]:
         world = self.make_world()
-        data = self.make_data_group(world)
+        # after the job, the launching process is no rank of the job, and so needs no data group
+        data = world if world.size == 1 < self.world_size else self.make_data_group(world)
         if world.rank not in data.ranks:
             raise ConfigurationError(
                 f"{type(self).__name__}.make_data_group() returned a group of the ranks {list(data.ranks)} on rank "

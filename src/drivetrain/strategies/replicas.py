@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -145,11 +145,7 @@ class Replicas(nn.Module):
         try:
             first = methods[0](*calls[0][0], **calls[0][1])
         finally:
-            # wait for all replicas: the module must not change while a replica runs
-            errors = [future.exception() for future in futures]
-        for error in errors:
-            if error is not None:
-                raise error
+            wait(futures)  # the module must not change while a replica runs
         return [first, *(future.result() for future in futures)]
 
 

@@ -110,10 +110,6 @@ class Strategy(Ranks, Model, Familiar):
         check_declared(cls)
         names_itself(cls, "register_strategies", StrategyRegistry)
 
-    def connect(self, model: nn.Module) -> None:
-        super().connect(model)
-        self.driver = Driver()
-
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
         if name in _VERBS:
