@@ -69,7 +69,7 @@ class Float8Precision(Autocast):
         fits = {path for path, each in found.items() if not any(size % _MULTIPLE for size in each.weight.shape)}
         chosen = {path for path in fits if self._filter is None or self._filter(found[path], path)}
         if not chosen:
-            # no warning about layers of this class: an earlier run has converted the module
+            # if there are layers of this class, an earlier run has converted the module
             if not any(isinstance(each, torchao_float8_linear.Float8Linear) for each in module.modules()):
                 rank_zero_warn(
                     f"Float8Precision converts no layer of {type(module).__name__}, so nothing computes in 8 bits: "

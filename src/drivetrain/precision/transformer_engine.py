@@ -129,8 +129,8 @@ class _Together:
 
 
 def _copy(old: nn.Module, new: nn.Module) -> None:
-    """Copy the parameters of ``old`` to ``new``. Let ``new`` load checkpoints without the extra state that layers of
-    TransformerEngine have.
+    """Copy the parameters of ``old`` to ``new``. Also let ``new`` load checkpoints that lack the extra state of
+    TransformerEngine's layers.
     """
     with torch.no_grad():
         for name, parameter in old.named_parameters():

@@ -1,4 +1,4 @@
-"""Model: a strategy gets the user's module, and moves and wraps the module for the strategy's devices."""
+"""Model: the methods with which a strategy converts, moves and wraps the user's module."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Model(Shared):
         return place(module, self.root_device) if move_to_device else module
 
     def _convert(self, module: nn.Module) -> nn.Module:
-        """Return ``module`` in the precision of the run. If ``module`` is already converted, nothing changes."""
+        """Return ``module`` in the precision of the run. A module that is already converted stays unchanged."""
         if module is not self._converted:
             self._converted = module = self.precision_plugin.convert_module(module)
         return module
@@ -85,8 +85,8 @@ class Model(Shared):
         return function()
 
     def explain(self, error: BaseException) -> Exception | None:
-        """Return an exception that explains ``error`` better and is raised instead, or ``None`` to raise ``error``
-        itself.
+        """Return an exception that explains ``error`` better, and that the run raises instead. Return ``None`` to raise
+        ``error`` itself.
         """
         return None
 

@@ -86,7 +86,8 @@ def _class_of(optimizer: Optimizer) -> str:
 
 
 def restore(strategy: Any, module: nn.Module, checkpoint: Mapping[str, Any]) -> None:
-    """Load the optimizers' states from a checkpoint. Log the current options that these states replace.
+    """Load the optimizers' states from a checkpoint. The states contain options such as the learning rate. Log each
+    option that they change.
 
     Args:
         strategy: the strategy that holds the optimizers.
@@ -116,8 +117,8 @@ def restore(strategy: Any, module: nn.Module, checkpoint: Mapping[str, Any]) -> 
 
 
 def _options(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Return the plain options of each parameter group. If a scheduler has stored the initial learning rate, return the
-    initial instead of the current learning rate.
+    """Return the plain options of each parameter group. If a scheduler has stored the initial learning rate, ``lr`` in
+    the result is the initial learning rate.
     """
     found = [
         {name: value for name, value in group.items() if isinstance(value, (int, float, tuple))}
@@ -135,8 +136,8 @@ def fitted(
     """Return the ``states`` of a checkpoint in the form that this run's optimizers can load.
 
     If a parameter group has the same parameters in a different order, the group's states are renumbered in the current
-    order. If some names are not in the checkpoint, nothing is changed. Parameters may have been renamed, and only the
-    order can identify a renamed parameter.
+    order. If some names are not in the checkpoint, the states keep their order, because only the order can identify a
+    renamed parameter.
 
     Args:
         module: the module that holds the optimizers' parameters.
@@ -161,8 +162,8 @@ def fitted(
 
 
 def _compare_places(optimizers: Sequence[Optimizer], now: Sequence[Names], then: Sequence[Names]) -> None:
-    """Check that no parameter has moved to another group or optimizer. The options and the scheduler of the earlier
-    group would not apply to the parameter in the other group.
+    """Check that no parameter has moved to another group or optimizer. In another group, the parameter would get other
+    options and another scheduler.
 
     Raises:
         CheckpointError: a parameter has moved. The message names the parameter and both groups.

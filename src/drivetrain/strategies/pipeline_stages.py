@@ -93,8 +93,8 @@ def named(module: nn.Module) -> dict[str, Tensor]:
 
 
 def keep(module: nn.Module, owners: Mapping[str, int], index: int) -> None:
-    """Move all parameters and buffers of other ranks to the meta device, which frees the memory of these tensors. Names
-    and shapes do not change.
+    """Move all parameters and buffers of other ranks to the meta device, which frees their memory. Names and shapes do
+    not change.
     """
     made: dict[int, Tensor] = {}
     there = named(module)
@@ -170,7 +170,7 @@ class Schedule:
         self.count, self.has_first, self.has_last = count, 0 in own, num_stages - 1 in own
         self.user_loss, self.context, self.targets = loss, context, list[Any]()
         self.weights: list[float | Tensor] = []
-        # A function of (loss, weight) that returns the same type as the user's loss function. Set on the rank with the
+        # form(loss, weight) returns a value of the type that the user's loss function returns. Set on the rank with the
         # last stage.
         self.form: Callable[[Tensor, Tensor], Any] = plain_loss
         trained = trained or [False] * num_stages
@@ -204,7 +204,7 @@ class Schedule:
         if self.has_last:
             self.targets = [_part(target, number, self.count) for number in range(self.count)]
             self.weights, self.form = [], plain_loss
-            arguments["target"] = torch.arange(self.count)  # indices of the targets, because torch splits only tensors
+            arguments["target"] = torch.arange(self.count)  # torch splits only tensors: pass indices of the targets
         self.schedule.step(*(inputs if self.has_first else ()), **arguments)
         if not self.has_last:
             return None

@@ -64,7 +64,8 @@ class Ranks(Shared, ABC):
         """The ranks that train on different samples, or on different parts of samples. Gradients and logs are reduced
         over this group.
 
-        A rank outside this group has a different part of the model, and sees the same samples as a rank in the group.
+        A rank outside this group has another part of the model, and sees the same samples as one of the ranks in the
+        group.
         """
         return (self._groups or self._make_groups())[1]
 
@@ -98,7 +99,7 @@ class Ranks(Shared, ABC):
 
     def _make_groups(self) -> tuple[Group, Group, Group]:
         world = self.make_world()
-        # after the job, the launching process is no rank of the job, and so needs no data group
+        # after the job, the launching process is no rank, and needs no data group
         data = world if world.size == 1 < self.world_size else self.make_data_group(world)
         if world.rank not in data.ranks:
             raise ConfigurationError(

@@ -56,13 +56,15 @@ class Replicas(nn.Module):
         self.next_run: Callable[..., Any] | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run ``next_run`` if a wrapper has set this function for the call. Otherwise run ``forward``."""
+        """Run ``next_run`` if a wrapper has set it for this call. Otherwise run the module's ``forward`` on all
+        devices.
+        """
         run, self.next_run = self.next_run, None
         return (run or self.runs(self.module.forward))(*args, **kwargs)
 
     def runs(self, method: Callable[..., Any], name: str | None = None) -> Callable[..., Any]:
-        """Return a callable that runs a method of the module on all devices. The callable returns the value that one
-        device would return.
+        """Return a callable that runs a method of the module on all devices. The callable joins the outputs into the
+        value that one device would return.
 
         If the module has a hook for the end of the step, such as ``training_step_end``, the callable returns the hook's
         result.
@@ -233,9 +235,7 @@ class _NoMetric(nn.Module):
 
 @contextmanager
 def _part_books(replicas: Sequence[nn.Module], sizes: Sequence[int], device: torch.device) -> Iterator[None]:
-    """Context in which each replica collects logged values in its own ``PartBook``. The ``PartBook`` objects are merged
-    at the end.
-    """
+    """Context in which each replica collects its logged values separately. At the end, these values are merged."""
     book = replicas[0].__dict__.get("_book")
     if book is None:
         yield
@@ -249,9 +249,7 @@ def _part_books(replicas: Sequence[nn.Module], sizes: Sequence[int], device: tor
 
 
 def _contexts(device: torch.device) -> Callable[[], ExitStack]:
-    """Return a function for another thread. The function enters the contexts of torch that are active in this
-    thread.
-    """
+    """Return a function that enters the gradient, inference and autocast modes of this thread in another thread."""
     kind, gradients, inference = device.type, torch.is_grad_enabled(), torch.is_inference_mode_enabled()
     autocasts = torch.is_autocast_enabled(kind)
     dtype = torch.get_autocast_dtype(kind) if autocasts else None

@@ -100,7 +100,8 @@ class _Own:
 
         Args:
             joint: exchanges the messages of this save.
-            later: further entries of ``tree``. Their values are known after the other ranks have written their parts.
+            later: further entries of ``tree``, whose values are known only after the other ranks have written their
+                parts.
         """
         written, failure = part_lists.Written(), None
         try:
@@ -144,7 +145,7 @@ def _planned(strategy: Strategy, checkpoint: Mapping[str, Any], folder: sharded.
 def _write_by(
     store: background.AsyncCheckpointIO, file: Path | str, records: Sequence[tuple[str, Any]]
 ) -> Mapping[str, Any]:
-    """Write ``file`` in the process of ``store``, or in this process: see ``sharded.Write``."""
+    """Let the background process of ``store`` write ``file``. If it cannot, write ``file`` in this process."""
     if isinstance(file, Path):
         held = [(name, each.untyped_storage() if isinstance(each, Tensor) else each) for name, each in records]
         if (receipt := store.write_records(file, held, zipped=False)) is not None:
@@ -204,7 +205,7 @@ def save_alone(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Pa
 
 def _replace(folder: Path, path: Path) -> None:
     """Rename ``folder`` to ``path``. An existing checkpoint is replaced."""
-    kept = path.with_name(f"{path.stem}-earlier{path.suffix}")  # ckpt_path="last" finds this folder after a kill
+    kept = path.with_name(f"{path.stem}-earlier{path.suffix}")  # after a kill, ckpt_path="last" finds this folder
     if os.path.lexists(path):
         _remove(kept)
         files.move(path, kept)

@@ -1,8 +1,8 @@
 """Clip sharded gradients, alone or together with plain gradients.
 
 torch's own functions raise errors for DTensors of different meshes, for DTensors together with plain tensors, and for
-shards without elements. torch's functions also return the norm as a DTensor, and a comparison with a DTensor reads only
-the local part.
+shards without elements. torch's functions also return the norm as a DTensor, and a comparison reads only this rank's
+part of it.
 """
 
 from __future__ import annotations

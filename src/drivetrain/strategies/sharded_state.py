@@ -1,9 +1,7 @@
-"""Gather states with DTensors into complete tensors for a file, shard loaded tensors again, and raise an error where
-DTensors are not supported.
+"""Gather states with DTensors into complete tensors for a file, and shard loaded tensors again.
 
 A strategy for sharded models overrides four methods of :class:`Strategy` with the functions of this module. The
-checkpoints then have the same content as with a strategy that shards nothing, so that strategies of both kinds can
-resume from the checkpoints::
+checkpoints then have the same content as without sharding, so any strategy can resume from them::
 
     class FSDP2Strategy(ParallelStrategy):
         facts = ParallelStrategy.facts.but(restores_after_setup=True)

@@ -1,8 +1,8 @@
 """Step: the methods with which a strategy changes parts of a training step, or replaces the complete step.
 
-In a step, the loop calls only the methods that the strategy overrides. For each other method, the loop runs the same
-operation directly. A strategy can override a method in its class or on the instance. An override that is set during a
-run takes effect at the next batch.
+In a step, the loop calls only the methods that the strategy overrides. In place of any other method, the loop runs the
+default operation directly. A strategy can override a method in its class or on the instance. An override that is set
+during a run takes effect at the next batch.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class Step(Shared):
         return self.driver.transfer(batch, device, dataloader_idx)
 
     def repeat_batch(self, repeats: bool) -> None:
-        """A rank repeats batches if other ranks have more batches. Called with True before a repeated batch, and with
-        False after this batch. A repeated batch must not change the model's state.
+        """Prepare for a batch that this rank repeats because other ranks have more batches. Called with True before
+        this batch, and with False afterwards. A repeated batch must not change the model's state.
         """
 
     # ---- gradients -----------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ class Step(Shared):
         """Multiply the current gradients by ``factor``.
 
         Called if losses have weights, or if an optimizer step gets fewer batches than expected. Override this method if
-        a multiplication of the results of :meth:`open_gradients` does not change the strategy's gradients.
+        :meth:`open_gradients` returns copies, because multiplying copies does not change the gradients.
 
         Args:
             optimizer: one optimizer or several. The gradients of these optimizers' parameters are multiplied.
