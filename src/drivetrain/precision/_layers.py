@@ -10,7 +10,7 @@ from torch import nn
 from drivetrain.base.torch_private import copy_hooks, own_parameters
 
 Layer = TypeVar("Layer", bound=nn.Module)
-_MOST = 4  # the largest number of names in a message
+_MOST = 4  # listed() shows at most this many names
 
 
 def plain_layers(module: nn.Module, kind: type[Layer], ignored: Collection[str] = ()) -> dict[str, Layer]:

@@ -23,10 +23,10 @@ _MODES = ("nf4", "nf4-dq", "fp4", "fp4-dq", "int8", "int8-training")
 class BitsandbytesPrecision(Autocast):
     """Packs the weights of linear layers into 4 or 8 bits. Needs the package ``bitsandbytes``.
 
-    A large model then needs less memory, in an evaluation or while adapters for the model are trained. The packed
-    weights are frozen. All other parameters are trained, and keep their dtype. The mode "int8-training" instead trains
-    the weights, and packs the weights again for each matrix product. A checkpoint contains packed weights in the format
-    of bitsandbytes. Both packed and plain weights can be loaded. Plain weights are packed during loading.
+    This saves memory when a large model is evaluated, or when only its adapters are trained. The packed weights are
+    frozen. All other parameters are trained, and keep their dtype. The mode "int8-training" instead trains the weights,
+    and packs the weights again for each matrix product. A checkpoint contains packed weights in the format of
+    bitsandbytes. Both packed and plain weights can be loaded. Plain weights are packed during loading.
 
     Args:
         mode: "nf4" and "fp4" pack weights into 4 bits; "nf4-dq" and "fp4-dq" also pack the scales of the weights;

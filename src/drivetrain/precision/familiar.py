@@ -199,7 +199,7 @@ def backward_of_the_field(precision: Familiar, loss: Tensor, args: tuple[Any, ..
         if getattr(module, "_trainer", None) is not None:
             module.trainer.strategy.driver.differentiate(loss, *args, **kwargs)
             return
-        loss = precision.scale(loss)  # outside of a run; in a run, the strategy scales the loss
+        loss = precision.scale(loss)  # outside of a run, no strategy scales the loss
     loss.backward(*args, **kwargs)  # type: ignore[no-untyped-call]
 
 
@@ -263,7 +263,7 @@ def _backward(method: Method) -> Method:
     def backward(self: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
         if self._is_differentiating:  # called by an override through super()
             return method(self, tensor, *args, **kwargs)
-        if args and isinstance(args[0], nn.Module):  # called by a strategy with a copy of Lightning's ``backward``
+        if args and isinstance(args[0], nn.Module):  # called by a strategy whose ``backward`` is Lightning's
             module: Any = args[0]
             return module.trainer.strategy.driver.differentiate(tensor, *args[2:], **kwargs)
         self._is_differentiating = True

@@ -35,7 +35,7 @@ class MixedPrecision(Autocast):
         scaler: your own ``torch.amp.GradScaler`` for "16-mixed"; ``None``: a scaler with torch's defaults.
 
     The backward pass runs outside the autocast context, as torch advises. Autocast's cache of cast weights is off. The
-    cache could give a training step a copy of a weight that was cast under ``no_grad``, and the weight would get no
+    cache could give a training step a copy of a weight that was cast under ``no_grad``. The weight would then get no
     gradient.
 
     A step whose gradients are not finite is skipped. For this check, "16-mixed" reads one value from the device in each
@@ -43,8 +43,8 @@ class MixedPrecision(Autocast):
 
     All optimizers of a run share one scale. After a step, the scale is updated at once if no other optimizer has
     gradients. Otherwise the scale is updated when the next loss is scaled. The gradients of the other optimizers are
-    then multiplied to fit the new scale, so that further gradients can be added to them. Gradients that were unscaled
-    for clipping are then scaled again.
+    then multiplied to fit the new scale. Gradients of further losses can then be added to them. Gradients that were
+    unscaled for clipping are then scaled again.
 
     Raises:
         ConfigurationError: the precision is unknown, or a scaler was passed for "bf16-mixed".
@@ -70,7 +70,7 @@ class MixedPrecision(Autocast):
         self._loaded: dict[str, Any] = {}  # a loaded state, kept until the scaler exists
         self._optimizers: tuple[Optimizer, ...] | None = None  # None until bind() is called
         self._device: torch.device | None = None  # the device of the losses
-        self._rounds: list[dict[str, Any]] = []  # the list "optimizers" of a loaded state: one entry per optimizer
+        self._rounds: list[dict[str, Any]] = []  # the entry "optimizers" of a loaded state: see state_dict()
         self._scaled = False  # whether a loss was scaled since the last update
         self._unscaled: set[Optimizer] = set()  # optimizers whose gradients were unscaled and not yet used in a step
         self._stepped: set[Optimizer] = set()  # optimizers that have stepped or skipped a step since the last update
@@ -107,7 +107,7 @@ class MixedPrecision(Autocast):
         """Divide this optimizer's gradients by the scale. A second call before the optimizer's step does nothing.
 
         Raises:
-            ConfigurationError: the gradients are not those of a scaled loss.
+            ConfigurationError: the gradients do not come from a scaled loss.
         """
         if not self.scales_loss or optimizer in self._unscaled or not _holds_gradients(optimizer):
             return
@@ -126,7 +126,7 @@ class MixedPrecision(Autocast):
         """Step ``optimizer`` if all its gradients are finite, and set :attr:`stepped`.
 
         Raises:
-            ConfigurationError: the gradients are not those of a scaled loss.
+            ConfigurationError: the gradients do not come from a scaled loss.
         """
         if not _holds_gradients(optimizer):
             optimizer.step(**kwargs)
@@ -138,7 +138,7 @@ class MixedPrecision(Autocast):
         # The scaler calls the optimizer only if all gradients are finite.
         hook = optimizer.register_step_post_hook(lambda *_: called.append(True))
         try:
-            # If an optimizer has a fused kernel, the scaler always calls ``step``, and the kernel skips the update if
+            # For an optimizer with a fused kernel, the scaler always calls ``step``. The kernel skips the update if
             # gradients are not finite. But before the kernel, ``step`` allocates the optimizer's state, such as SGD's
             # momentum buffers. If the kernel skips the update, the buffers stay uninitialised. With this attribute, the
             # scaler calls ``step`` only if all gradients are finite.
@@ -178,8 +178,8 @@ class MixedPrecision(Autocast):
 
         If the scale is due for an update and no optimizer has gradients, the state contains the updated scale. If
         optimizers have gradients, the state contains the current scale, by which these gradients are scaled. The state
-        then also has a list "optimizers" with one entry for each optimizer: what has happened to its gradients since
-        the last update of the scale.
+        then also has a list "optimizers". Each entry tells what has happened to an optimizer's gradients since the last
+        update of the scale.
         """
         if self._scaler is None:
             return dict(self._loaded)

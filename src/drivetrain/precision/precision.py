@@ -107,8 +107,8 @@ class Precision(Familiar):
         ``loss`` must be a result of :meth:`scale`. As in Lightning, a model may follow as the second argument. In that
         case, ``loss`` must not be scaled yet, and this method scales it.
 
-        An override may have Lightning's signature ``(tensor, model, optimizer, *args, **kwargs)``. A user's strategy
-        may call this method with these arguments. The call then also calls the hooks.
+        An override may have Lightning's signature ``(tensor, model, optimizer, *args, **kwargs)``. If a user's strategy
+        calls this method with these arguments, the hooks also run.
         """
         if args or kwargs:
             backward_of_the_field(self, loss, args, kwargs)
@@ -116,9 +116,7 @@ class Precision(Familiar):
             loss.backward()  # type: ignore[no-untyped-call]
 
     def unscale_gradients(self, optimizer: Optimizer) -> None:
-        """Unscale the gradients of this optimizer's parameters. Before the optimizer's step, a second call does
-        nothing.
-        """
+        """Unscale the gradients of this optimizer's parameters. A second call before its step does nothing."""
 
     def optimizer_step(
         self,
@@ -253,7 +251,7 @@ class Autocast(Precision):
     """Base of precisions whose forward passes run under ``torch.autocast``, in :attr:`computes_in`.
 
     Autocast's cache of cast weights is off. The cache could give a training step a copy of a weight that was cast under
-    ``no_grad``, and the weight would get no gradient.
+    ``no_grad``. The weight would then get no gradient.
     """
 
     def convert_output(self, data: Any) -> Any:

@@ -168,8 +168,8 @@ class Meeting:
             raise self._not_all(store, key) from error
 
     def _listening(self) -> dict[str, Any]:
-        """Create a socket that is bound only to this address; return arguments with the socket for torch's store. The
-        store then owns the socket.
+        """Create a socket that is bound only to this address. Return arguments for torch's store that contain the
+        socket. The store then owns the socket.
 
         Raises:
             ConfigurationError: another program holds the port.

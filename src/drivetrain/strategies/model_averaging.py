@@ -98,12 +98,13 @@ class ModelAveraging:
 
     def _read_counts(self, optimizer: Optimizer) -> None:
         group = optimizer.param_groups[0]
-        group.setdefault(_STEPS, 0)  # a checkpoint of another strategy has no step count; the warm-up then begins
+        group.setdefault(_STEPS, 0)  # if another strategy saved the checkpoint, the warm-up begins
         self.state.iter = group.get(_ITERATIONS, 0)
 
 
 def model_averaging(period: Any, state: Any, hook: Any) -> ModelAveraging | None:
-    """Return the averaging for these arguments of DDPStrategy, or ``None`` if the arguments do not select local SGD.
+    """Return a :class:`ModelAveraging` for these arguments of DDPStrategy, or ``None`` if they do not ask for local
+    SGD.
 
     Raises:
         ConfigurationError: the arguments do not fit together.

@@ -183,7 +183,7 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
 
     @property
     def context(self) -> Context:
-        """The group of ranks, including this process, among which sequences are split."""
+        """The group of ranks, including this process, over which each sequence is split."""
         data, size = self.data, self.context_parallel_size
         if self._context is None or self._context[0] is not data:
             first = data.index - data.index % size

@@ -58,7 +58,7 @@ def by_name(state: Mapping[str, Any], names: Names) -> State:
 
 
 def by_number(state: Mapping[str, Any], names: Names) -> State:
-    """Convert a result of :func:`by_name` to the state dict of an optimizer whose parameters have ``names``."""
+    """Undo :func:`by_name`, for an optimizer whose parameters have ``names``."""
     numbers = {name: number for number, name in enumerate(chain(*names))}
     return _keyed(state, numbers, [[numbers[name] for name in own] for own in names])
 
@@ -151,7 +151,7 @@ def fitted(
             or ``saved`` is damaged.
     """
     if len(states) != len(optimizers):
-        return list(states)  # a strategy's own format, or a damaged state; loading reports the damage
+        return list(states)  # the states have a strategy's own format, or are damaged, which loading reports
     known = []
     for index, optimizer in enumerate(optimizers):
         with restoring(f"the description of optimizer {index} ({_class_of(optimizer)})"):
@@ -173,7 +173,7 @@ def _compare_places(optimizers: Sequence[Optimizer], now: Sequence[Names], then:
         for each in (now, then)
     )
     if places_now.keys() != places_then.keys() or list(map(len, now)) != list(map(len, then)):
-        return  # another check reports that the counts differ
+        return  # renamed parameters are allowed; _compare_groups() reports different counts
     for name, (index, group) in places_now.items():
         if places_then[name] != (index, group):
             earlier, earlier_group = places_then[name]
@@ -187,7 +187,7 @@ def _compare_places(optimizers: Sequence[Optimizer], now: Sequence[Names], then:
 def _fitted(index: int, optimizer: Optimizer, state: Any, now: Names, saved: tuple[str, Names]) -> Any:
     kind, (was, then) = _class_of(optimizer), saved
     if not isinstance(state, Mapping) or not isinstance(groups := state.get("param_groups"), list):
-        return state  # the state has a strategy's own format, or is damaged; loading reports the damage
+        return state  # the state has a strategy's own format, or is damaged, which loading reports
     listed = [each.get("params") if isinstance(each, Mapping) else None for each in groups]
     sizes = [len(each) if isinstance(each, list) else -1 for each in listed]
     named = [len(own) for own in then] == sizes

@@ -104,7 +104,7 @@ def _name_of(group: Any) -> str:
 
 @dataclass(frozen=True)
 class Peers:
-    """The ranks of one call of a collective; at least two ranks.
+    """The ranks of one call of a collective, at least two.
 
     Attributes:
         call: the name of the function.
@@ -288,7 +288,8 @@ def _refuse(obj: Any) -> Any:
     raise _HasTensorError
 
 
-# Subclasses of Tensor are not listed: inside such an object, pickle finds a storage, and the storage's class is listed.
+# Subclasses of Tensor are not listed, because pickle finds a storage inside their objects, and a storage's class is
+# listed.
 _TENSORS = dict.fromkeys((Tensor, nn.Parameter, nn.Buffer, torch.UntypedStorage, torch.TypedStorage), _refuse)
 
 

@@ -238,7 +238,8 @@ class PipelineStrategy(ParallelStrategy):
             for parameter, gradient in zip(parameters, held, strict=True):
                 parameter.grad = gradient
             with nullcontext() if last else parts.accumulating():
-                # the batch's share in the optimizer step; this call also rescales earlier gradients
+                # share: the weight of this batch in the optimizer step. loss_of() may also rescale the earlier
+                # gradients.
                 share = parts.loss_of(form(torch.ones_like(loss), weight), index, last)
             if share is not None:
                 _add(parameters, gradients, share.detach() / weight.clamp(min=torch.finfo(weight.dtype).tiny))
@@ -250,7 +251,7 @@ class PipelineStrategy(ParallelStrategy):
         return step
 
     def _run_schedule(self, batch: Any) -> tuple[Callable[[Tensor, Tensor], Any], Tensor, Tensor]:
-        """Run the forward and backward passes of one batch. Gradients are sums over micro-batches.
+        """Run the forward and backward passes of one batch. The resulting gradients are sums over the micro-batches.
 
         Returns:
             Three values, on all ranks. First, a function of ``(loss, weight)`` that returns the same type as the user's

@@ -1,5 +1,5 @@
-"""The stages of a model in a pipeline: the rank that holds each parameter, and the schedule of forward and backward
-passes for one shape of input.
+"""The stages of a model in a pipeline: which rank holds each parameter, and the schedule of forward and backward
+passes.
 """
 
 from __future__ import annotations
@@ -278,8 +278,8 @@ def _open_to_gradients(leaf: Any) -> Any:
 
 
 def microbatches(samples: int, wanted: int, ranks: int) -> int:
-    """Return the number of equal parts into which a batch is split. This is the largest number up to ``wanted`` with
-    which torch can interleave passes.
+    """Return the number of equal parts into which a batch is split. This is the largest number up to ``wanted`` that
+    divides ``samples`` and that torch's interleaved schedule accepts.
     """
     counts = range(1, min(wanted, max(samples, 1)) + 1)
     return max(count for count in counts if samples % count == 0 and count % max(1, count // ranks) == 0)

@@ -49,7 +49,7 @@ _LARGE = 2**20  # in bytes: if the tensors of a part are larger, each rank write
 
 Entry = dict[str, Any]
 """The entry of a rank file in the main file. ``name`` is the name of the rank file. ``ranks`` are the ranks whose parts
-the rank file contains; entries of earlier versions have no ``ranks``. For a local file, the entry also has ``size`` in
+the rank file contains. Entries of earlier versions have no ``ranks``. For a local file, the entry also has ``size`` in
 bytes and ``crc32``.
 """
 
@@ -227,7 +227,7 @@ def commit(strategy: Strategy, path: str | Path, entries: Sequence[Entry], own: 
     """Remove the rank files of earlier saves to ``path``. Called after the main file, which lists ``entries``, has
     become durable.
 
-    On rank 0, ``entries`` has the entries of all rank files; ``own`` is the entry of this rank's file.
+    On rank 0, ``entries`` has the entries of all rank files. ``own`` is the entry of this rank's file.
 
     Rank 0 removes all earlier files that are visible to rank 0. The other ranks begin their next save only after this
     removal, so rank 0 cannot remove a new file. Each other rank removes its own previous file, because rank 0 does not
@@ -261,7 +261,7 @@ def is_listed(store: CheckpointIO, path: str | Path, own: Entry, listed: str) ->
     try:
         if not store.exists(path):
             return False
-        is_mapped = reads_files(store) and _is_local(path)  # mapping a file avoids reading the tensors
+        is_mapped = reads_files(store) and _is_local(path)  # a memory map avoids reading the tensors
         main = entries_of(path) if is_mapped else store.load_checkpoint(path)
         return any(each["name"] == own["name"] for each in main.get(listed, ()))
     except Exception:

@@ -31,7 +31,7 @@ class Ranks(Shared, ABC):
     world_size: int = 1
     parallel_devices: Sequence[torch.device] = ()
 
-    _groups: tuple[Group, Group, Group] | None = None  # world, data, and world without the overrides of a subclass
+    _groups: tuple[Group, Group, Group] | None = None  # world, data, and world without a subclass's own collectives
 
     @property
     @abstractmethod

@@ -27,10 +27,9 @@ Split = Callable[[Any, Sequence[torch.device]], "tuple[list[Any], list[int]]"]
 class Replicas(nn.Module):
     """A module that runs on several devices at once. A call of this module runs ``forward`` on all devices.
 
-    The first replica is the module itself, so the module keeps attributes and buffers that a step sets on the first
-    replica. The other replicas are shallow copies that exist only during one call. The parameters of a copy are on the
-    copy's device, and pass gradients to the module's parameters. The buffers of a copy are independent of the module's
-    buffers.
+    The first replica is the module itself, so the attributes and buffers that a step sets there stay. The other
+    replicas are shallow copies that exist only during one call. The parameters of a copy are on the copy's device, and
+    pass gradients to the module's parameters. The buffers of a copy are independent of the module's buffers.
 
     Args:
         module: the module, on the first device.
@@ -152,9 +151,11 @@ class Replicas(nn.Module):
 
 
 def _end_of(module: nn.Module, name: str) -> Callable[[Any], Any] | None:
-    """Return the user's hook of ``module`` for the outputs of all parts of a step, or ``None`` without such a hook."""
+    """Return the user's hook for the end of the step ``name``, such as ``training_step_end``, or ``None`` if there is
+    none.
+    """
     end: Any = getattr(module, f"{name}_end", None) if name in _WITH_END else None
-    # modules for an earlier generation of Lightning inherit a default hook, which does not count
+    # modules written for earlier versions of Lightning inherit a default hook, which no user has written
     if not (callable(end) and defined_by_user(module, f"{name}_end")):
         return None
     try:

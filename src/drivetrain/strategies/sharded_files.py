@@ -123,8 +123,8 @@ class _Own:
             raise
 
     def write_part(self) -> part_lists.Written:
-        """Write this rank's tensors. Return the descriptions of these tensors and, on rank 0, the entries of all other
-        tensors.
+        """Write this rank's tensors. Return their descriptions. On rank 0, the result also lists the tensors of the
+        other ranks.
         """
         written, name = part_lists.Written(), f"{self.save_id}.rank{self.strategy.global_rank}"
         if self.parts:
@@ -172,7 +172,7 @@ def save_alone(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Pa
 
     Args:
         strategy: the strategy of the fit. The ``state_dict_type`` of the strategy is ignored.
-        checkpoint: this rank's checkpoint, with DTensors or plain tensors. The plain data is only used from rank 0.
+        checkpoint: this rank's checkpoint, with DTensors or plain tensors. Only rank 0's plain data is used.
         path: the path of the checkpoint, equal on all ranks.
         save_id: eight digits. All ranks in the same step of the fit must pass the same digits.
 

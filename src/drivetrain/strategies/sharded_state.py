@@ -198,10 +198,10 @@ def _gathered(leaf: Any) -> Any:
     """Return a DTensor as a complete tensor, and any other value unchanged. Every rank must call this function."""
     if not is_dtensor(leaf):
         return leaf
-    device = leaf.device_mesh.device_type  # the mesh may not support exchanges of host memory
+    device = leaf.device_mesh.device_type  # on some meshes, ranks cannot exchange host memory
     leaf = leaf.detach().to(device)
     placements = list(leaf.placements)
-    if "_StridedShard" in map(_class_name, placements):  # the placement of tensor parallelism together with FSDP
+    if "_StridedShard" in map(_class_name, placements):  # tensor parallelism together with FSDP
         placements[0] = dtensor.Replicate()  # full_tensor() also gathers in this order, but warns
         leaf = leaf.redistribute(placements=placements)
     return leaf.full_tensor()

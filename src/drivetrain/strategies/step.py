@@ -37,8 +37,8 @@ class Step(Shared):
     """The methods of a step. An override can call the default implementation with ``super()``.
 
     Ranks must exchange gradients during the backward pass or directly afterwards. Gradients are unscaled, weighted and
-    clipped after this exchange. A strategy with its own exchange exchanges gradients in :meth:`backward`, but not while
-    the context :meth:`accumulating` is active.
+    clipped after this exchange. A strategy that exchanges gradients itself does so in :meth:`backward`, except inside
+    the context :meth:`accumulating`.
 
     Attributes:
         driver: the functions of the running loop that the strategy calls, and a flag for the loop.
@@ -74,7 +74,7 @@ class Step(Shared):
     # ---- gradients -----------------------------------------------------------------------------------------------
 
     def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
-        """Compute gradients, including scaling, hooks and the module's own ``backward``.
+        """Scale the loss, and call the module's ``backward`` and the hooks before and after it.
 
         Args:
             closure_loss: the unscaled loss.
@@ -118,8 +118,8 @@ class Step(Shared):
         return {name: sharded.local_shard(gradient) for name, gradient in named if gradient is not None}
 
     def load_open_gradients(self, gradients: Mapping[str, Tensor]) -> None:
-        """Restore a result of :meth:`open_gradients`. The gradients may also be complete; this rank then keeps only its
-        shards of the gradients.
+        """Restore a result of :meth:`open_gradients`. The gradients may also be complete. This rank then keeps only its
+        shards.
 
         Raises:
             WrongForm: the shape of a gradient is neither that of the parameter nor that of this rank's shard.

@@ -2,9 +2,9 @@
 store at intervals.
 
 A failing rank announces its failure in the store. A rank that waits for the failed rank, in an exchange or a save,
-reads the announcement and raises an error. It does not wait for the end of the failed rank's process. A rank that waits
-in an exchange of a fit also asks the other ranks for the number of batches that they have begun. A rank that has begun
-a later batch has skipped the exchange. A thread of each rank answers these questions (loops/stop.py).
+reads the announcement and raises an error. It does not wait for the end of the failed rank's process. During a fit, a
+rank that waits in an exchange also asks the other ranks how many batches they have begun. A rank that has begun a later
+batch has skipped the exchange. A thread of each rank answers these questions (loops/stop.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The complete model on every XLA device. torch_xla starts one replica for each device; gradients are averaged over the
+"""The complete model on every XLA device. torch_xla starts one replica for each device. Gradients are averaged over the
 replicas.
 """
 
@@ -120,7 +120,7 @@ class XLAGroup(Group):
 @StrategyRegistry.register("xla")
 @StrategyRegistry.register("xla_debug", debug=True)
 class XLAStrategy(XLAExecution, DDPStrategy):
-    """One replica per XLA device, in a process that torch_xla starts; gradients are averaged once per optimizer step.
+    """One replica per XLA device, in a process that torch_xla starts. Gradients are averaged once per optimizer step.
 
     The strategy does not use ``torch.distributed``. With one device, this process is the only replica. Even then,
     :meth:`all_gather` adds a dimension. Before the replicas run, the ranks are 0, the world size is 1, and there is no
