@@ -139,7 +139,7 @@ class Familiar:
         parameters = list(self.main_params(optimizer))
         return torch.nn.utils.clip_grad_norm_(parameters, clip_val, norm_type, error_if_nonfinite)
 
-    # ---- checkpoints inside a window of accumulated batches, for drivetrain's own loss scaling -------------------
+    # ---- checkpoints between accumulated batches, for drivetrain's own loss scaling ------------------------------
 
     def deferred_state_dict(
         self, module: nn.Module | None, optimizers: Sequence[Optimizer]

@@ -243,7 +243,7 @@ def precision_meant(given: object) -> str | None:
 PrecisionRegistry: Registry[Precision] = Registry("drivetrain.precision", "precision", "precision", by_file=False)
 """The precisions by name: drivetrain's own, the users', and those of installed packages."""
 
-for _name in ("32-true", "32"):  # __init_subclass__ has registered only subclasses
+for _name in ("32-true", "32"):  # __init_subclass__ runs only for subclasses
     PrecisionRegistry.register(_name, Precision)
 
 

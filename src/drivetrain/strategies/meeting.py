@@ -164,7 +164,7 @@ class Meeting:
 
         try:
             self._in_time(wait)
-        except RuntimeError as error:  # the time is over, or rank 0 has ended
+        except RuntimeError as error:  # the deadline has passed, or rank 0 has ended
             raise self._not_all(store, key) from error
 
     def _listening(self) -> dict[str, Any]:
@@ -182,7 +182,7 @@ class Meeting:
                 own.bind((self.address, self.port))
             except OSError as error:
                 if error.errno == errno.EADDRINUSE and (self.address, self.port) in _served:
-                    return {}  # torch reuses the earlier store of this process
+                    return {}  # torch reuses this process's earlier store at this address
                 raise self._cannot_listen(str(error)) from error
             _served.add((self.address, self.port))
             return {"master_listen_fd": own.detach()}

@@ -38,8 +38,8 @@ def parameter_names(module: nn.Module, optimizer: Optimizer) -> Names:
     """Return the names of an optimizer's parameters, one list for each parameter group.
 
     As in ``torch.distributed.checkpoint``, the names have no prefixes of wrappers. A tied parameter gets the
-    alphabetically first of its names, which does not depend on the order of the layers. A parameter that is not in
-    ``module`` gets a name with a number.
+    alphabetically first of its names, which does not depend on the order of the layers. A parameter outside ``module``
+    gets a name such as "parameter 0 that is in no module".
     """
     known: dict[int, str] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):

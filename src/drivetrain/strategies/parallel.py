@@ -177,8 +177,7 @@ class ParallelStrategy(Strategy):
         atexit.register(_leave_group)
 
     def leave_process_group(self) -> None:
-        # if this strategy has made no groups, the user may have created the process group, so do not destroy the
-        # process group
+        # if this strategy has made no groups, the process group may be the user's, and stays
         joined = self._groups is not None and not self._outlived
         self._groups, self._outlived = None, True
         if joined:

@@ -23,7 +23,7 @@ _DIGEST = 16  # bytes
 # A rank sends three values about its call: whether the rank has failed, a digest of the call's text, and the beginning
 # of the text.
 _HEADER = struct.Struct(f"<?{_DIGEST}s239s")
-_WORDS = struct.Struct("<2Q")  # the digest as two numbers
+_WORDS = struct.Struct("<2Q")  # unpacks a digest as two numbers
 _NUMBERS = 2  # how many ``numbers`` a call can send with its description
 _LONGEST_LIST = 8  # the largest number of names or ranks in a message
 _CHECKED_FIRST = 100  # by default, a run checks this many tensor collectives for each group
@@ -288,8 +288,7 @@ def _refuse(obj: Any) -> Any:
     raise _HasTensorError
 
 
-# Subclasses of Tensor are not listed, because pickle finds a storage inside their objects, and a storage's class is
-# listed.
+# Subclasses of Tensor need no entry, because pickling them reaches their storage.
 _TENSORS = dict.fromkeys((Tensor, nn.Parameter, nn.Buffer, torch.UntypedStorage, torch.TypedStorage), _refuse)
 
 

@@ -196,8 +196,8 @@ class Schedule:
         """Run forward and backward passes.
 
         Returns:
-            On the rank with the last stage, two values: the sum of the products of losses and weights, and the sum of
-                the weights. For losses without weights, the mean loss and 1. On all other ranks, ``None``.
+            On the rank with the last stage, two values: the sum of loss times weight over the micro-batches, and the
+                sum of the weights. For losses without weights, the mean loss and 1. On all other ranks, ``None``.
         """
         losses: list[Tensor] = []
         arguments: dict[str, Any] = {"losses": losses}
@@ -212,7 +212,7 @@ class Schedule:
         total = total.to(torch.promote_types(total.dtype, torch.float32))
         if self.form is plain_loss:
             return torch.stack([total, torch.ones_like(total)])
-        counted = self.weights[-self.count :]  # leave out the weights from torch's trial run
+        counted = self.weights[-self.count :]  # torch may have called the loss function in a trial run
         weights = [torch.as_tensor(each, dtype=total.dtype, device=total.device) for each in counted]
         return torch.stack([total, torch.stack(weights).sum()])
 

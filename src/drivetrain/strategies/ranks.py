@@ -15,8 +15,8 @@ from drivetrain.strategies.group import Group, LoneGroup
 
 
 class Ranks(Shared, ABC):
-    """The processes of a job. A subclass defines :attr:`root_device`. A subclass with several processes also defines
-    ranks and groups.
+    """The processes of a job. A subclass defines :attr:`root_device`. A subclass for several processes also sets the
+    ranks, and defines the groups.
 
     Attributes:
         global_rank, local_rank, node_rank: the rank of this process in the job, its rank on its machine, and the rank

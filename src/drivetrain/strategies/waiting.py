@@ -120,9 +120,7 @@ def wait_for_keys(store: Any, keys: Sequence[str], ranks: Sequence[int]) -> str:
 
 
 def failures(store: Any, ranks: Sequence[int]) -> list[str]:
-    """Return the newest announcements of the ``ranks`` that have failed in this run or a later run, in the order of
-    ranks.
-    """
+    """Return the newest announcements of ``ranks`` from this run or a later run, in the order of ranks."""
     if not store.check([_FAILED]):
         return []
     found: dict[int, str] = {}
@@ -216,7 +214,7 @@ def show_place(place: Callable[[], tuple[int, str]] | None) -> None:
 
 
 class Answers:
-    """Answers other ranks that ask for the number of batches that this rank has begun. Runs in a thread of the fit.
+    """Answers other ranks that ask how many batches this rank has begun. Runs in a thread of the fit.
 
     Args:
         store: a connection that only this thread uses.

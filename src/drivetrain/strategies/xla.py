@@ -39,9 +39,9 @@ from drivetrain.strategies.strategy import Strategy, StrategyRegistry
 class XLAGroup(Group):
     """The group of all replicas that ``xmp.spawn`` has started. A replica is a process with one device.
 
-    Tensors are exchanged on the device, as recorded operations. Objects are exchanged as pickled bytes. During an
-    exchange of objects, the host waits for the device. A replica unpickles only objects that another replica of the
-    same job has pickled.
+    Tensors are exchanged on the device, by operations that torch_xla records. Objects are exchanged as pickled bytes.
+    During an exchange of objects, the host waits for the device. A replica unpickles only objects that another replica
+    of the same job has pickled.
 
     Args:
         device: the device of this replica.
