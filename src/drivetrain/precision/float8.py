@@ -17,7 +17,7 @@ from drivetrain.precision._layers import keep_hooks, listed, plain_layers
 from drivetrain.precision.precision import Autocast
 
 _RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
-_MULTIPLE = 16  # for 8-bit matrix products, a device needs weights with multiples of this number as sizes
+_MULTIPLE = 16  # 8-bit matrix products need weights whose sizes are multiples of this number
 
 
 class Float8Precision(Autocast):

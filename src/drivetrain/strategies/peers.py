@@ -123,7 +123,7 @@ class Peers:
     checks: Checks | None = None
 
     def agree_on_tensor(self, text: str, problem: str | None) -> None:
-        """For a collective that exchanges only a tensor: call :meth:`agree` if ``checks`` selects this call.
+        """Call :meth:`agree` if ``checks`` selects this call. Only for a collective that exchanges a single tensor.
 
         Args:
             text: describes this rank's call.

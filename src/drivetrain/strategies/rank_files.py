@@ -227,7 +227,7 @@ def commit(strategy: Strategy, path: str | Path, entries: Sequence[Entry], own: 
     """Remove the rank files of earlier saves to ``path``. Called after the main file, which lists ``entries``, has
     become durable.
 
-    On rank 0, ``entries`` has the entries of all rank files. ``own`` is the entry of this rank's file.
+    On rank 0, ``entries`` describes all rank files. ``own`` describes this rank's file.
 
     Rank 0 removes all earlier files that are visible to rank 0. The other ranks begin their next save only after this
     removal, so rank 0 cannot remove a new file. Each other rank removes its own previous file, because rank 0 does not
@@ -271,8 +271,8 @@ def is_listed(store: CheckpointIO, path: str | Path, own: Entry, listed: str) ->
 def remove(strategy: Strategy, path: str | Path) -> None:
     """Remove the rank files of the checkpoint ``path``.
 
-    A call on rank 0 removes all rank files that are visible to rank 0. A call on another rank removes only the file of
-    this rank. If the checkpoint store cannot list files, rank files from other jobs are not removed.
+    Rank 0 removes all rank files that are visible to it. Any other rank removes only its own file. If the checkpoint
+    store cannot list files, rank files from other jobs are not removed.
     """
     commit(strategy, path, [], {})
 
@@ -282,7 +282,7 @@ def copy(store: CheckpointIO, source: str, path: str, link: bool = False, replac
     :meth:`CheckpointIO.copy`.
     """
     if not store.is_durable(source):
-        if (background := background_of(store)) is None:  # no rank files: a save with rank files would have waited
+        if (background := background_of(store)) is None:  # no rank files, because a save with rank files waits
             return store.copy(source, path, link=link, replaces=replaces)
         return background.copy_later(functools.partial(copy, background.checkpoint_io), source, path, link, replaces)
     origin = store.resolve(source)
