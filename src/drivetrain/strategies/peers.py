@@ -224,8 +224,8 @@ class Peers:
         return rows
 
     def send(self, row: Tensor, src: int) -> Tensor:
-        """Return the bytes of rank ``src``, on the device of ``row``. On all other ranks, only the length of ``row``
-        matters, which must be the same.
+        """Return the bytes of rank ``src``, on the device of ``row``. On all other ranks, ``row`` must have the same
+        length, and its content is ignored.
         """
         on_wire = row.to(self.wire(row.device))
         if row.numel():
