@@ -10,12 +10,12 @@ from torch import nn
 from drivetrain.base.torch_private import copy_hooks, own_parameters
 
 Layer = TypeVar("Layer", bound=nn.Module)
-_MOST = 4  # the largest number of names in a message
+_MOST = 4  # listed() shows at most this many names
 
 
 def plain_layers(module: nn.Module, kind: type[Layer], ignored: Collection[str] = ()) -> dict[str, Layer]:
-    """Return the layers of ``module`` whose class is ``kind``, by path in the module. The path of ``module`` itself is
-    "".
+    """Return the layers of ``module`` whose class is exactly ``kind``, as a dictionary from path to layer. The path of
+    ``module`` itself is "".
 
     Layers of a subclass are left out, because a subclass may have its own forward pass. Layers that share their weight
     are left out, because such layers cannot be replaced one by one. Layers in ``ignored`` and their children are also
@@ -35,8 +35,8 @@ def plain_layers(module: nn.Module, kind: type[Layer], ignored: Collection[str] 
 
 
 def exchange(module: nn.Module, made: Mapping[str, nn.Module]) -> nn.Module:
-    """Replace the layer at each path in ``made`` by the new layer. A new layer gets the hooks and the mode of the old
-    layer. Return the module.
+    """Replace the layer at each path in ``made`` by the new layer. Each new layer gets the hooks and the ``training``
+    flag of the layer that it replaces. Return the module.
     """
     for path, new in made.items():
         keep_hooks(module.get_submodule(path), new)
@@ -48,7 +48,7 @@ def exchange(module: nn.Module, made: Mapping[str, nn.Module]) -> nn.Module:
 
 
 def keep_hooks(old: nn.Module, new: nn.Module) -> None:
-    """Copy the forward and backward hooks of ``old``, and its mode, to ``new``."""
+    """Copy the forward and backward hooks and the ``training`` flag of ``old`` to ``new``."""
     copy_hooks(old, new)
     new.training = old.training
 

@@ -23,10 +23,10 @@ _MODES = ("nf4", "nf4-dq", "fp4", "fp4-dq", "int8", "int8-training")
 class BitsandbytesPrecision(Autocast):
     """Packs the weights of linear layers into 4 or 8 bits. Needs the package ``bitsandbytes``.
 
-    A large model then needs less memory, in an evaluation or while adapters for the model are trained. The packed
-    weights are frozen. All other parameters are trained, and keep their dtype. The mode "int8-training" instead trains
-    the weights, and packs the weights again for each matrix product. A checkpoint contains packed weights in the format
-    of bitsandbytes. Both packed and plain weights can be loaded. Plain weights are packed during loading.
+    This saves memory when a large model is evaluated, or when only its adapters are trained. The packed weights are
+    frozen. All other parameters are trained, and keep their dtype. The mode "int8-training" instead trains the weights,
+    and packs the weights again for each matrix product. A checkpoint contains packed weights in the format of
+    bitsandbytes. Both packed and plain weights can be loaded. Plain weights are packed during loading.
 
     Args:
         mode: "nf4" and "fp4" pack weights into 4 bits; "nf4-dq" and "fp4-dq" also pack the scales of the weights;
@@ -60,7 +60,7 @@ class BitsandbytesPrecision(Autocast):
         four, eight = _layer_classes()
         there = [each for each in module.modules() if isinstance(each, (four.__base__, eight.__base__))]
         if there:
-            # if there are layers of these classes, an earlier run has already packed the weights
+            # if the layers have drivetrain's own classes, an earlier run has already packed the weights
             if not any(isinstance(each, (four, eight)) for each in there):
                 rank_zero_info(
                     f"{type(module).__name__} has {number_of(len(there), 'layer')} of bitsandbytes itself, "
@@ -131,8 +131,8 @@ def _layer_classes() -> tuple[Any, Any]:
             ).to(device)  # fmt: skip
 
         def forward(self, x: Tensor) -> Tensor:
-            # Not bitsandbytes' own method: that method changes the dtype of the bias and, on some CPUs, the packing of
-            # the weight.
+            # The forward method of bitsandbytes would change the dtype of the bias. On some CPUs, it would also change
+            # the format of the packed weight.
             found: Tensor = bnb.matmul_4bit(x.to(self.compute_dtype), self.weight, quant_state=self.weight.quant_state)
             return found if self.bias is None else found + self.bias.to(found.dtype)
 
@@ -155,9 +155,9 @@ def _layer_classes() -> tuple[Any, Any]:
 
         def forward(self, x: Tensor) -> Tensor:
             state = self.state
-            # In training mode, the layer multiplies by unpacked weights, because the backward pass on CPUs needs
-            # unpacked weights. In evaluation mode, bitsandbytes also packs the inputs, and on CPUs with AVX512
-            # calls torch._int_mm, which leaves some results uninitialized (pytorch#195066).
+            # With is_training, bitsandbytes multiplies by unpacked weights, which the backward pass on CPUs needs.
+            # Without it, bitsandbytes also packs the inputs. On CPUs with AVX512, it then calls torch._int_mm, which
+            # leaves some results uninitialized (pytorch#195066).
             state.is_training = self.training or state.has_fp16_weights or x.is_cpu
             if state.has_fp16_weights:
                 if hasattr(self.weight, "placements"):  # the weight is sharded over processes
@@ -166,10 +166,10 @@ def _layer_classes() -> tuple[Any, Any]:
                         f"{tuple(self.weight.shape)} that tensor parallelism has split. Leave the layer out of the "
                         "tp_plan, or name it in ignore_modules."
                     )
-                state.CB = None  # otherwise, bitsandbytes would pack a weight that has a gradient only once
+                state.CB = None  # bitsandbytes would otherwise reuse the packed weight of an earlier step
             if getattr(self.weight, "CB", None) is not None:
                 self.init_8bit_state()
-            # on CPUs, the backward pass needs 2-D inputs of this dtype
+            # on CPUs, the backward pass needs 2-D inputs in compute_dtype
             rows = x.reshape(-1, x.shape[-1]).to(self.compute_dtype)
             found: Tensor = bnb.matmul(rows, self.weight, state=state).view(*x.shape[:-1], -1)
             if not state.has_fp16_weights:
@@ -191,8 +191,8 @@ def _layer_classes() -> tuple[Any, Any]:
 
 
 def _load_rest(layer: Any, weight: Tensor | None, is_packed: bool, state_dict: Any, prefix: str, *others: Any) -> None:
-    """Load a checkpoint's entries for ``layer``, and pack a plain weight. ``others`` are further arguments of torch's
-    ``_load_from_state_dict``.
+    """Load the bias of ``layer`` from ``state_dict``. If ``weight`` is not packed, pack it and store it in ``layer``.
+    ``others`` are further arguments of torch's ``_load_from_state_dict``.
     """
     *_, missing, _, errors = others
     expected = (layer.out_features, layer.in_features)

@@ -1,12 +1,11 @@
 """The methods and attributes of precisions that have Lightning's names and signatures. These methods call the methods
 of :class:`drivetrain.precision.precision.Precision`.
 
-[Note: Lightning's signatures] drivetrain calls ``backward(loss, ...)`` between the backward hooks, can call
-``optimizer_step(optimizer, model, closure, ...)`` without a closure, and passes ``norm_type`` to clipping. Lightning
-calls ``backward`` also with the model and the optimizer, always calls ``optimizer_step`` with a closure, and clips with
-only one norm. Lightning's ``forward_context`` may have a parameter for the device type. Lightning's ``state_dict`` and
-``load_state_dict`` have no parameters for the module and the optimizers. :func:`adapt` lets overrides have either
-signature.
+[Note: Lightning's signatures] drivetrain calls some methods with other arguments than Lightning. Lightning also passes
+the model and the optimizer to ``backward``. Lightning always passes a closure to ``optimizer_step``, and drivetrain
+only sometimes. drivetrain passes ``norm_type`` to clipping methods, and Lightning supports only the 2-norm. Lightning's
+``forward_context`` may have a parameter for the device type. Lightning's ``state_dict`` and ``load_state_dict`` have no
+parameters for the module and the optimizers. :func:`adapt` lets overrides have either signature.
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ class Familiar:
         """Return a model, optimizers and configurations of schedulers. The Trainer uses these objects instead of the
         arguments.
 
-        Called in each run after the arguments were created. In evaluation and prediction there are no optimizers.
+        Called once in each run. In evaluation and prediction there are no optimizers.
         """
         return model, optimizers, lr_schedulers
 
@@ -140,13 +139,12 @@ class Familiar:
         parameters = list(self.main_params(optimizer))
         return torch.nn.utils.clip_grad_norm_(parameters, clip_val, norm_type, error_if_nonfinite)
 
-    # ---- checkpoints inside a window of accumulated batches, for drivetrain's own loss scaling -------------------
+    # ---- checkpoints between accumulated batches, for drivetrain's own loss scaling ------------------------------
 
     def deferred_state_dict(
         self, module: nn.Module | None, optimizers: Sequence[Optimizer]
     ) -> Callable[[], dict[str, Any]]:
-        """Return a function that returns the result of ``state_dict(module, optimizers)`` at the time of this call,
-        even if the state has changed since.
+        """Record the current state. Return a function that later returns this state, in the form of :meth:`state_dict`.
 
         If a callback saves on exceptions, the loop calls this method before the batches of each optimizer step. This
         method must therefore not wait for the device. Override this method if ``state_dict`` reads from the device.
@@ -184,11 +182,12 @@ def differentiate(
 
 
 def backward_of_the_field(precision: Familiar, loss: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Compute the gradients of ``loss``. The first two of ``args`` or ``kwargs`` may be the model and the optimizer.
+    """Compute the gradients of ``loss``. As in Lightning, ``args`` or ``kwargs`` may begin with the model and the
+    optimizer.
 
-    An override that calls ``super().backward(tensor, model, optimizer)`` passes the model and the optimizer. A strategy
-    with a copy of Lightning's ``backward`` also passes the model and the optimizer. Such a strategy expects that this
-    function also calls the hooks and scales the loss.
+    An override that calls ``super().backward(tensor, model, optimizer)`` passes the model and the optimizer. A user's
+    strategy also passes them if its ``backward`` is a copy of Lightning's. In that case, this function also calls the
+    hooks and scales the loss.
     """
     if precision._is_differentiating:
         args = _without_parties(args)
@@ -200,12 +199,12 @@ def backward_of_the_field(precision: Familiar, loss: Tensor, args: tuple[Any, ..
         if getattr(module, "_trainer", None) is not None:
             module.trainer.strategy.driver.differentiate(loss, *args, **kwargs)
             return
-        loss = precision.scale(loss)  # outside of a run; in a run, the strategy scales the loss
+        loss = precision.scale(loss)  # outside of a run, no strategy scales the loss
     loss.backward(*args, **kwargs)  # type: ignore[no-untyped-call]
 
 
 def _without_parties(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the arguments of Lightning's ``backward`` that follow the model and the optimizer."""
+    """Return ``args`` without the model and the optimizer at its beginning."""
     if args and (args[0] is None or isinstance(args[0], nn.Module)):
         args = args[1:]
         if args and (args[0] is None or isinstance(args[0], Optimizer)):
@@ -214,9 +213,7 @@ def _without_parties(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def end_step(precision: Familiar, optimizer: Optimizer) -> None:
-    """Record that ``optimizer`` has stepped or skipped its step. The next gradients of ``optimizer`` can then be
-    unscaled.
-    """
+    """Record that ``optimizer`` has stepped or skipped its step, so that its next gradients are unscaled again."""
     if precision._unscaled_now:
         precision._unscaled_now = tuple(pair for pair in precision._unscaled_now if pair[1] is not optimizer)
 
@@ -266,7 +263,7 @@ def _backward(method: Method) -> Method:
     def backward(self: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
         if self._is_differentiating:  # called by an override through super()
             return method(self, tensor, *args, **kwargs)
-        if args and isinstance(args[0], nn.Module):  # called by a strategy with a copy of Lightning's ``backward``
+        if args and isinstance(args[0], nn.Module):  # called by a strategy whose ``backward`` is Lightning's
             module: Any = args[0]
             return module.trainer.strategy.driver.differentiate(tensor, *args[2:], **kwargs)
         self._is_differentiating = True
@@ -300,7 +297,9 @@ def _no_loss() -> None:
 
 
 def _once_per_step(method: Method) -> Method:
-    """Wrap ``method``, which both the clipping and the step call. Before a step, only the first call has an effect."""
+    """Wrap ``method``, which unscales gradients. Clipping calls it, and so does the optimizer's step. Only the first
+    call before each step has an effect.
+    """
 
     @functools.wraps(method)
     def unscale_gradients(self: Any, optimizer: Any) -> None:
@@ -312,8 +311,8 @@ def _once_per_step(method: Method) -> Method:
 
 
 def _without(*names: str, kept: int) -> Callable[[Method], Method]:
-    """Return a decorator for methods whose first ``kept`` parameters are required, and whose further parameters
-    ``names`` can be missing. The decorated method drops the arguments for which the original method has no parameter.
+    """Return a decorator for a method that may lack the parameters ``names``, which follow the first ``kept``
+    parameters. If the method lacks one of them, the decorated method accepts and drops these arguments.
     """
 
     def wrap(method: Method) -> Method:

@@ -17,7 +17,7 @@ from drivetrain.precision._layers import keep_hooks, listed, plain_layers
 from drivetrain.precision.precision import Autocast
 
 _RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
-_MULTIPLE = 16  # on devices with 8-bit products, both sizes of a weight must be multiples of this number
+_MULTIPLE = 16  # 8-bit matrix products need weights whose sizes are multiples of this number
 
 
 class Float8Precision(Autocast):
@@ -69,7 +69,7 @@ class Float8Precision(Autocast):
         fits = {path for path, each in found.items() if not any(size % _MULTIPLE for size in each.weight.shape)}
         chosen = {path for path in fits if self._filter is None or self._filter(found[path], path)}
         if not chosen:
-            # no warning about layers of this class: an earlier run has converted the module
+            # if there are layers of this class, an earlier run has converted the module
             if not any(isinstance(each, torchao_float8_linear.Float8Linear) for each in module.modules()):
                 rank_zero_warn(
                     f"Float8Precision converts no layer of {type(module).__name__}, so nothing computes in 8 bits: "

@@ -1,5 +1,5 @@
-"""The precisions with parameters, inputs and new tensors in one 16-bit type, and the base class of all precisions with
-one type.
+"""Precisions that use one 16-bit type for parameters, inputs and new tensors. Also the base class of all precisions
+with one type.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class TruePrecision(Precision):
     inside objects of other libraries are also not converted. Convert such tensors in ``on_before_batch_transfer``.
 
     Args:
-        name: the name that users write.
+        name: the name of the precision, as in ``Trainer(precision=name)``.
         dtype: the floating-point type.
     """
 
@@ -35,7 +35,7 @@ class TruePrecision(Precision):
         self.dtype = self.computes_in = dtype
 
     def convert_module(self, module: nn.Module) -> nn.Module:
-        # as in Module.half() and Module.double(), because ``to(dtype)`` would drop the imaginary part
+        # module.to(dtype) would also convert complex tensors, and drop their imaginary parts
         apply(module, self._convert)
         return module
 

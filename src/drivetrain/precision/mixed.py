@@ -34,17 +34,17 @@ class MixedPrecision(Autocast):
         device: the device type for autocast; ``None``: the device type of the accelerator.
         scaler: your own ``torch.amp.GradScaler`` for "16-mixed"; ``None``: a scaler with torch's defaults.
 
-    The backward pass runs outside the autocast context, as torch advises. Autocast's cache of cast weights is off. With
-    the cache, a step that needs a weight's gradient could reuse a copy of the weight that was cast under ``no_grad``.
+    The backward pass runs outside the autocast context, as torch advises. Autocast's cache of cast weights is off. The
+    cache could give a training step a copy of a weight that was cast under ``no_grad``. The weight would then get no
+    gradient.
 
-    A step whose gradients are not finite is skipped. This check reads one value from the device in each step;
-    "bf16-mixed" reads nothing.
+    A step whose gradients are not finite is skipped. For this check, "16-mixed" reads one value from the device in each
+    step.
 
-    Several optimizers share one scale. The scale must not change while an optimizer has scaled gradients. If no other
-    optimizer of the run has gradients, the scale is updated directly after a step. Otherwise the scale is updated when
-    the next loss is scaled, and all gradients of other optimizers are multiplied to fit the new scale. The gradients of
-    further losses can then be added to these gradients. Gradients that were already unscaled for clipping are also
-    multiplied.
+    All optimizers of a run share one scale. After a step, the scale is updated at once if no other optimizer has
+    gradients. Otherwise the scale is updated when the next loss is scaled. The gradients of the other optimizers are
+    then multiplied to fit the new scale. Gradients of further losses can then be added to them. Gradients that were
+    unscaled for clipping are then scaled again.
 
     Raises:
         ConfigurationError: the precision is unknown, or a scaler was passed for "bf16-mixed".
@@ -66,11 +66,11 @@ class MixedPrecision(Autocast):
                 'Leave scaler out, or write precision="16-mixed".'
             )
         self._scaler = scaler
-        self._made_for = ""  # the device type of this object's own scaler; "" for a user's scaler
+        self._made_for = ""  # the device type for which this object created its scaler; "" for a user's scaler
         self._loaded: dict[str, Any] = {}  # a loaded state, kept until the scaler exists
-        self._optimizers: tuple[Optimizer, ...] | None = None  # None before a call of bind() in this run
+        self._optimizers: tuple[Optimizer, ...] | None = None  # None until bind() is called
         self._device: torch.device | None = None  # the device of the losses
-        self._rounds: list[dict[str, Any]] = []  # the list "optimizers" of a loaded state: one entry per optimizer
+        self._rounds: list[dict[str, Any]] = []  # the entry "optimizers" of a loaded state: see state_dict()
         self._scaled = False  # whether a loss was scaled since the last update
         self._unscaled: set[Optimizer] = set()  # optimizers whose gradients were unscaled and not yet used in a step
         self._stepped: set[Optimizer] = set()  # optimizers that have stepped or skipped a step since the last update
@@ -96,7 +96,7 @@ class MixedPrecision(Autocast):
         if not self.scales_loss:
             return loss
         scaler = self._scaler_for(loss.device.type)
-        if self._rounds:  # a state was loaded without a call of restored_gradients
+        if self._rounds:  # a state was loaded, but restored_gradients() was not called
             self.restored_gradients(loss.device)
         if self._stepped or self._unscaled:
             self._settle()
@@ -107,7 +107,7 @@ class MixedPrecision(Autocast):
         """Divide this optimizer's gradients by the scale. A second call before the optimizer's step does nothing.
 
         Raises:
-            ConfigurationError: the gradients are not those of a scaled loss.
+            ConfigurationError: the gradients do not come from a scaled loss.
         """
         if not self.scales_loss or optimizer in self._unscaled or not _holds_gradients(optimizer):
             return
@@ -123,10 +123,10 @@ class MixedPrecision(Autocast):
     unscale = unscale_gradients
 
     def _step_scaled(self, optimizer: Optimizer, **kwargs: Any) -> None:
-        """Step if all gradients are finite, and set :attr:`stepped`.
+        """Step ``optimizer`` if all its gradients are finite, and set :attr:`stepped`.
 
         Raises:
-            ConfigurationError: the gradients are not those of a scaled loss.
+            ConfigurationError: the gradients do not come from a scaled loss.
         """
         if not _holds_gradients(optimizer):
             optimizer.step(**kwargs)
@@ -138,11 +138,10 @@ class MixedPrecision(Autocast):
         # The scaler calls the optimizer only if all gradients are finite.
         hook = optimizer.register_step_post_hook(lambda *_: called.append(True))
         try:
-            # A scaler calls an optimizer with a fused kernel on every step, and the kernel skips the update if
-            # gradients are not finite. But ``step`` creates the optimizer's state before it calls the kernel: SGD's
-            # momentum buffers are allocated but not initialised, and stay uninitialised if the step is skipped. With
-            # this attribute, the scaler does not call the optimizer to skip a step. The kernel could also unscale
-            # gradients, but they are already unscaled here, so nothing is lost.
+            # For an optimizer with a fused kernel, the scaler always calls ``step``. The kernel skips the update if
+            # gradients are not finite. But before the kernel, ``step`` allocates the optimizer's state, such as SGD's
+            # momentum buffers. If the kernel skips the update, the buffers stay uninitialised. With this attribute, the
+            # scaler calls ``step`` only if all gradients are finite.
             with temporarily(vars(optimizer), **{SCALES_ITSELF: False}):
                 self._scaler.step(optimizer, **kwargs)
         finally:
@@ -156,7 +155,7 @@ class MixedPrecision(Autocast):
 
     def restored_gradients(self, device: torch.device) -> None:
         if self.scales_loss:
-            # a scaler initialises its tensors with its first loss
+            # the scaler creates its tensors when it scales its first loss
             self._scaler_for(device.type).scale(torch.ones((), device=device))
             self._scaled, self._device = True, device
             for optimizer, its_round in zip(self._optimizers or (), self._rounds, strict=False):
@@ -178,9 +177,9 @@ class MixedPrecision(Autocast):
         """Return the scale and its growth state, or an empty state for "bf16-mixed". Reading the state changes nothing.
 
         If the scale is due for an update and no optimizer has gradients, the state contains the updated scale. If
-        optimizers have gradients, the state contains the current scale, by which these gradients are scaled. For each
-        optimizer, the entry "optimizers" contains whether the optimizer's gradients were unscaled or used since the
-        last update.
+        optimizers have gradients, the state contains the current scale, by which these gradients are scaled. The state
+        then also has a list "optimizers". Each entry tells what has happened to an optimizer's gradients since the last
+        update of the scale.
         """
         if self._scaler is None:
             return dict(self._loaded)
@@ -224,7 +223,7 @@ class MixedPrecision(Autocast):
     # ---- the scale -----------------------------------------------------------------------------------------------
 
     def _scaler_for(self, device_type: str) -> GradScaler:
-        has_scaled = scale_of(self._scaler) is not None  # a scaler creates its scale with its first loss
+        has_scaled = scale_of(self._scaler) is not None  # a scaler creates its scale when it scales its first loss
         if self._scaler is None or (self._made_for not in ("", device_type) and not has_scaled):
             self._scaler, self._made_for = GradScaler(device_type), device_type
             if self._loaded:
@@ -244,8 +243,9 @@ class MixedPrecision(Autocast):
         self._scaled = False
 
     def _round_of(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Return three facts about the gradients of ``optimizer`` since the last update of the scale: whether a step
-        has used the gradients, whether the gradients were unscaled, and whether a gradient was not finite.
+        """Return what has happened to the gradients of ``optimizer`` since the last update of the scale. "stepped" is
+        True if a step has used them, and "unscaled" if they were unscaled. "found_inf" is above 0 if a gradient was not
+        finite, and ``None`` if the gradients were not checked.
         """
         known = states_of_scaler(self._scaler).get(id(optimizer), {})
         found = known.get("found_inf_per_device", {}).values()
@@ -302,7 +302,7 @@ class MixedPrecision(Autocast):
 
 def _twin(scaler: GradScaler, copied: Callable[[Any], Any]) -> GradScaler:
     """Return a copy of ``scaler``, with each attribute copied by ``copied``."""
-    twin = object.__new__(type(scaler))  # no copy.copy, which raises an error for a scaler that is due for an update
+    twin = object.__new__(type(scaler))  # copy.copy() raises an error for a scaler whose update is due
     vars(twin).update({name: copied(value) for name, value in vars(scaler).items()})
     return twin
 

@@ -24,10 +24,10 @@ ClipAlgorithm = Literal["norm", "value"]
 class Precision(Familiar):
     """Full 32-bit precision ("32-true"): nothing is converted or scaled.
 
-    To add a precision, write a subclass in its own file, in this folder or in a package. The class method
-    ``register_precisions(cls, precision_registry)`` of the subclass registers names, which users pass as
-    ``precision=``. In a step, only methods that a subclass overrides are called. Methods with Lightning's names, such
-    as ``pre_backward``, can also be overridden. Overrides can have Lightning's signatures: see
+    To add a precision, write a subclass in its own file, in this folder or in a package. The subclass registers its
+    names in ``register_precisions(cls, precision_registry)``. Users then write one of these names:
+    ``Trainer(precision=name)``. A step calls only the methods that the subclass overrides. Methods with Lightning's
+    names, such as ``pre_backward``, can also be overridden. Overrides can have Lightning's signatures: see
     :class:`drivetrain.precision.familiar.Familiar`.
     """
 
@@ -35,8 +35,8 @@ class Precision(Familiar):
     """The precision's name in plans and checkpoints. A subclass can set the attribute ``precision`` instead."""
 
     computes_in: torch.dtype | None = None
-    """The dtype in which the accelerator must be able to compute; ``None``: float32, which every accelerator
-    supports.
+    """The dtype of this precision's computations, which the accelerator must support. ``None``: float32, which every
+    accelerator supports.
     """
 
     scales_loss: bool = False
@@ -51,9 +51,7 @@ class Precision(Familiar):
     """
 
     device_type: str = "cpu"
-    """The type of the device on which steps run, as an argument of ``torch.autocast``. The attribute is set before the
-    first context is created.
-    """
+    """The device type that ``torch.autocast`` gets, such as "cuda". Set before the first context is created."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -84,9 +82,9 @@ class Precision(Familiar):
     def forward_context(self) -> AbstractContextManager[Any] | None:
         """Return a context for a forward pass on :attr:`device_type`, or ``None`` if no context is needed.
 
-        Even an empty context costs time in every step, so return ``None`` instead of an empty context. The loop enters
-        a context of your subclass once, and calls this method again for the next step. A context of drivetrain's own
-        precisions is entered again in every step.
+        Even an empty context costs time in every step, so return ``None`` instead of an empty context. For your
+        subclass, the loop calls this method in every step, and enters each context once. For drivetrain's own
+        precisions, the loop enters the same context object in every step.
         """
         return None
 
@@ -100,17 +98,17 @@ class Precision(Familiar):
         """Store all optimizers of the run. Called when the run starts."""
 
     def scale(self, loss: Tensor) -> Tensor:
-        """Return the scaled loss. This loss is differentiated instead of ``loss``."""
+        """Return the scaled loss, on which the backward pass runs."""
         return loss
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Compute the gradients of ``loss``, between the hooks ``on_before_backward`` and ``on_after_backward``.
 
-        ``loss`` is a result of :meth:`scale`, and this method does not scale ``loss`` again. The exception, as in
-        Lightning: if the argument after ``loss`` is a model, this method expects an unscaled loss, and scales it.
+        ``loss`` must be a result of :meth:`scale`. As in Lightning, a model may follow as the second argument. In that
+        case, ``loss`` must not be scaled yet, and this method scales it.
 
-        An override may have Lightning's signature ``(tensor, model, optimizer, *args, **kwargs)``. If the ``backward``
-        of a user's strategy calls this method with these arguments, the call also scales the loss and calls the hooks.
+        An override may have Lightning's signature ``(tensor, model, optimizer, *args, **kwargs)``. If a user's strategy
+        calls this method with these arguments, the hooks also run.
         """
         if args or kwargs:
             backward_of_the_field(self, loss, args, kwargs)
@@ -118,9 +116,7 @@ class Precision(Familiar):
             loss.backward()  # type: ignore[no-untyped-call]
 
     def unscale_gradients(self, optimizer: Optimizer) -> None:
-        """Unscale the gradients of this optimizer's parameters. Before the optimizer's step, a second call does
-        nothing.
-        """
+        """Unscale the gradients of this optimizer's parameters. A second call before its step does nothing."""
 
     def optimizer_step(
         self,
@@ -150,7 +146,7 @@ class Precision(Familiar):
         return loss
 
     def _step_scaled(self, optimizer: Optimizer, **kwargs: Any) -> None:
-        """Step ``optimizer``. The gradients are those of a scaled loss."""
+        """Step ``optimizer``, whose gradients come from a scaled loss."""
         optimizer.step(**kwargs)
         end_step(self, optimizer)
 
@@ -164,8 +160,8 @@ class Precision(Familiar):
     ) -> Tensor | None:
         """Clip the gradients of this optimizer's parameters. Scaled gradients are first unscaled.
 
-        An override may have only the first three parameters. Such an override is only called for the 2-norm, and must
-        itself handle a norm that is not finite.
+        An override may have only the first three parameters. Such an override is called only for the 2-norm. It must
+        itself check that the norm is finite.
 
         Args:
             optimizer: the optimizer with the parameters. Parameters without a gradient are skipped.
@@ -247,15 +243,15 @@ def precision_meant(given: object) -> str | None:
 PrecisionRegistry: Registry[Precision] = Registry("drivetrain.precision", "precision", "precision", by_file=False)
 """The precisions by name: drivetrain's own, the users', and those of installed packages."""
 
-for _name in ("32-true", "32"):  # Python does not call __init_subclass__ for this class itself
+for _name in ("32-true", "32"):  # __init_subclass__ runs only for subclasses
     PrecisionRegistry.register(_name, Precision)
 
 
 class Autocast(Precision):
     """Base of precisions whose forward passes run under ``torch.autocast``, in :attr:`computes_in`.
 
-    Autocast's cache of cast weights is off. With the cache, a step that needs a weight's gradient could reuse a copy of
-    the weight that was cast under ``no_grad``.
+    Autocast's cache of cast weights is off. The cache could give a training step a copy of a weight that was cast under
+    ``no_grad``. The weight would then get no gradient.
     """
 
     def convert_output(self, data: Any) -> Any:

@@ -119,8 +119,7 @@ class _Together:
         self._entered: list[ExitStack] = []
 
     def __enter__(self) -> None:
-        stack = ExitStack()
-        with stack:
+        with ExitStack() as stack:
             for make in self._makes:
                 stack.enter_context(make())
             self._entered.append(stack.pop_all())
@@ -130,8 +129,8 @@ class _Together:
 
 
 def _copy(old: nn.Module, new: nn.Module) -> None:
-    """Copy the parameters of ``old`` to ``new``. Let ``new`` load checkpoints without the extra state that layers of
-    TransformerEngine have.
+    """Copy the parameters of ``old`` to ``new``. Also let ``new`` load checkpoints that lack the extra state of
+    TransformerEngine's layers.
     """
     with torch.no_grad():
         for name, parameter in old.named_parameters():

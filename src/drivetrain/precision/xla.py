@@ -15,8 +15,8 @@ _DTYPES = {"32-true": torch.float32, "16-true": torch.float16, "bf16-true": torc
 class XLAPrecision(TruePrecision):
     """Parameters, buffers, inputs and new tensors in one dtype on an XLA device.
 
-    ``Trainer(precision="bf16-true")`` has the same effect. This class has Lightning's name. The loss is not scaled. The
-    environment variables ``XLA_USE_BF16`` and ``XLA_USE_F16``, which torch_xla has removed, are not needed.
+    Lightning has a class of this name. ``Trainer(precision="bf16-true")`` has the same effect. The loss is not scaled.
+    The environment variables ``XLA_USE_BF16`` and ``XLA_USE_F16``, which torch_xla has removed, are not needed.
 
     Args:
         precision: "32-true", "16-true" or "bf16-true".

@@ -1,5 +1,5 @@
-"""Connect the processes of a job within a timeout, through torch's key-value store at the main address, and create
-their process group.
+"""Connect the processes of a job, and create their process group. The processes meet within a timeout, at torch's
+key-value store at the main address.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _STORES: Any = dist  # torch's stores have no types
 # is created.
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 _LOOPBACK_INTERFACES = {"linux": "lo", "darwin": "lo0"}
-_TORCHRUNS_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # torchrun sets this variable if torchrun itself has the store
+_TORCHRUNS_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # torchrun sets this variable to "True" if its agent runs the store
 _WITHOUT_STORE = ("mpi", "fake")  # backends without a store
 _PROBE_S = 0.5
 _SHORTEST_S = 0.01
-# Prefixes of keys in the store. Each rank sets one key when the rank has connected to the store, and another key when
-# the rank's process group is connected.
+# Prefixes of keys in the store. A rank sets the first key when it has connected to the store, and the second key when
+# its process group is connected.
 _HERE, _CONNECTED = "drivetrain/meeting", "drivetrain/connected"
 
 
@@ -50,8 +50,7 @@ def meet(
     """Create the process group of all ranks.
 
     If the job runs on one machine and the main address is a loopback address, rank 0's store and Gloo listen only on
-    the loopback interface. Under torchrun, the agent of torchrun owns the store and decides at which address the store
-    listens.
+    the loopback interface. Under torchrun, torchrun's agent runs the store and chooses its address.
 
     Args:
         backend: the backend of ``torch.distributed``.
@@ -62,8 +61,7 @@ def meet(
 
     Raises:
         ConfigurationError: rank 0 cannot listen at the main address, or this machine cannot resolve the address. Also
-            raised if this process is not a rank, but was started by a rank and has inherited the rank's environment
-            variables.
+            raised in a process that a rank has started, if the process has inherited the rank's environment variables.
         DrivetrainError: not all ranks have connected within the timeout.
     """
     environment.validate_address()
@@ -92,8 +90,8 @@ def meet(
 
 
 def loopback_address(environment: ClusterEnvironment, num_nodes: int) -> str | None:
-    """Return the IP of the main address if the IP is a loopback address and the job is on one machine; otherwise return
-    ``None``.
+    """Return the IP of the main address if it is a loopback address, such as 127.0.0.1. Return ``None`` for any other
+    address, and for a job on several machines.
 
     With several machines, each machine may resolve the name differently. Debian, for example, resolves a machine's own
     name to 127.0.1.1.
@@ -159,19 +157,19 @@ class Meeting:
             left = self._deadline - time.monotonic()
             # stop waiting before the deadline, so that time is left to find out which ranks are missing
             patience = timedelta(seconds=max(_SHORTEST_S, left - min(_PROBE_S, left / 4)))
-            store.set(f"{key}/{self.rank}", "")  # this key is read for the error that names the missing ranks
+            store.set(f"{key}/{self.rank}", "")  # _not_all() reads this key to name the missing ranks
             if store.add(f"{key}/count", 1) >= self.world_size:
                 store.set(key, "")
             store.wait([key], patience)
 
         try:
             self._in_time(wait)
-        except RuntimeError as error:  # the time is over, or rank 0 has ended
+        except RuntimeError as error:  # the deadline has passed, or rank 0 has ended
             raise self._not_all(store, key) from error
 
     def _listening(self) -> dict[str, Any]:
-        """Create a socket that is bound only to this address; return arguments with the socket for torch's store. The
-        store then owns the socket.
+        """Create a socket that is bound only to this address. Return arguments for torch's store that contain the
+        socket. The store then owns the socket.
 
         Raises:
             ConfigurationError: another program holds the port.
@@ -184,7 +182,7 @@ class Meeting:
                 own.bind((self.address, self.port))
             except OSError as error:
                 if error.errno == errno.EADDRINUSE and (self.address, self.port) in _served:
-                    return {}  # torch reuses the earlier store of this process
+                    return {}  # torch reuses this process's earlier store at this address
                 raise self._cannot_listen(str(error)) from error
             _served.add((self.address, self.port))
             return {"master_listen_fd": own.detach()}

@@ -1,4 +1,4 @@
-"""Model: a strategy gets the user's module, and moves and wraps the module for the strategy's devices."""
+"""Model: the methods with which a strategy converts, moves and wraps the user's module."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from drivetrain.errors import ConfigurationError
 from drivetrain.strategies.facts import Shared
 from drivetrain.strategies.familiar import Familiar
 from drivetrain.strategies.placement import optimizer_to, place
+from drivetrain.strategies.step_parts import Driver
 
 
 class Model(Shared):
@@ -33,6 +34,7 @@ class Model(Shared):
         """Store the user's module. Called before any process or device is set up."""
         self.lightning_module = self.model = model
         self._converted = None
+        self.driver = Driver()
 
     def model_sharded_context(self) -> AbstractContextManager[Any]:
         """Return a context for ``configure_model``. A strategy can shard new layers in this context."""
@@ -63,8 +65,8 @@ class Model(Shared):
         return place(module, self.root_device) if move_to_device else module
 
     def _convert(self, module: nn.Module) -> nn.Module:
-        """Return ``module`` in the precision of the run. If ``module`` is already converted, nothing changes."""
-        if self._converted is None or module is not self._converted:
+        """Return ``module`` in the precision of the run. A module that is already converted stays unchanged."""
+        if module is not self._converted:
             self._converted = module = self.precision_plugin.convert_module(module)
         return module
 
@@ -83,8 +85,8 @@ class Model(Shared):
         return function()
 
     def explain(self, error: BaseException) -> Exception | None:
-        """Return an exception that explains ``error`` better and is raised instead, or ``None`` to raise ``error``
-        itself.
+        """Return an exception that explains ``error`` better, and that the run raises instead. Return ``None`` to raise
+        ``error`` itself.
         """
         return None
 

@@ -43,8 +43,8 @@ class ModelAveraging:
         self.trained: set[int] = set()  # the id() of each parameter that was trained at the last average or later
 
     def attach(self, optimizers: Sequence[Optimizer]) -> None:
-        """From now on, average parameters after the steps of these optimizers. The optimizers of an earlier call no
-        longer cause averages.
+        """From now on, average parameters after the steps of these optimizers. The hooks of an earlier call are
+        removed.
 
         Raises:
             ConfigurationError: an optimizer itself exchanges parameters between ranks.
@@ -57,7 +57,7 @@ class ModelAveraging:
                     "exchanges parameters by itself after each step. Leave out model_averaging_period, or return "
                     "a plain optimizer from configure_optimizers."
                 )
-            optimizer.param_groups[0].setdefault(_STEPS, self.state.iter)  # lets a finished warm-up stay finished
+            optimizer.param_groups[0].setdefault(_STEPS, self.state.iter)  # a new optimizer does not repeat the warm-up
             self._hooks.append(optimizer.register_step_post_hook(self._after_step))
             self._hooks.append(optimizer.register_load_state_dict_post_hook(self._read_counts))
             self.trained.update(id(each) for each in parameters_of(optimizer) if each.requires_grad)
@@ -98,12 +98,13 @@ class ModelAveraging:
 
     def _read_counts(self, optimizer: Optimizer) -> None:
         group = optimizer.param_groups[0]
-        group.setdefault(_STEPS, 0)  # start the warm-up if the checkpoint of another strategy has no step count
+        group.setdefault(_STEPS, 0)  # if another strategy saved the checkpoint, the warm-up begins
         self.state.iter = group.get(_ITERATIONS, 0)
 
 
 def model_averaging(period: Any, state: Any, hook: Any) -> ModelAveraging | None:
-    """Return the averaging for these arguments of DDPStrategy, or ``None`` if the arguments do not select local SGD.
+    """Return a :class:`ModelAveraging` for these arguments of DDPStrategy, or ``None`` if they do not ask for local
+    SGD.
 
     Raises:
         ConfigurationError: the arguments do not fit together.

@@ -1,5 +1,5 @@
-"""Tensor parallelism and FSDP2 on a two-dimensional mesh. Layers are split along one dimension of the mesh; the parts
-of the layers are sharded along the other dimension.
+"""Tensor parallelism and FSDP2 on a two-dimensional mesh. Layers are split over the ranks along one dimension, and each
+rank's part is sharded along the other.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
     Args:
         data_parallel_size: the number of ranks that see different samples; with context parallelism, the number of
             context-parallel groups. "auto": the number of processes divided by the other sizes. Parameters are sharded
-            over these ranks, or over all ranks of these groups.
+            over these ranks; with context parallelism, over all ranks of these groups.
         tensor_parallel_size: the number of neighbouring ranks over which each layer is split; "auto": the number of
             processes divided by the other sizes. If ``data_parallel_size`` is also "auto", the number of processes on
             one machine.
@@ -74,9 +74,9 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
         sequence_dims: the dimensions along which a batch's tensors are sequences: a number for all tensors that have
             this dimension; a mapping from fields to dimensions; or a function ``(batch, part)`` that returns the batch
             with ``part(tensor, dim)`` in place of each sequence. ``None``: the module's attribute ``sequence_dims``.
-        context_parallel_attention: the exchange of parts in :func:`drivetrain.strategies.context_parallel.attention`:
-            "ulysses" gives each rank complete sequences for some of the heads; "ring" is torch's ring attention, which
-            some devices do not support.
+        context_parallel_attention: how ranks exchange parts of sequences in
+            :func:`drivetrain.strategies.context_parallel.attention`. "ulysses" gives each rank complete sequences for
+            some of the heads; "ring" is torch's ring attention, which some devices do not support.
         tp_plan: how layers are split. The keys are layer names, in which ``*`` matches one component. The values are
             "colwise", "rowwise" or a ``ParallelStyle`` of torch. ``None``: the plan that the model declares.
         compile: compile the forward pass of each block with ``torch.compile``. Can be a dictionary with arguments for
@@ -142,8 +142,8 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
             self.facts = self.facts.but(refuses={**self.facts.refuses, "compile": why})
         # this class applies activation checkpointing itself, before it compiles the blocks
         self._checkpointing = activation_checkpointing_policy
-        self._hooks: dict[nn.Parameter, Any] = {}  # hooks of parameters, for this run
-        self._scaler: Any = None  # the precision's scaler; this class replaces the scaler's unscaling during this run
+        self._hooks: dict[nn.Parameter, Any] = {}  # for each parameter, the handle of its hook
+        self._scaler: Any = None  # the precision's GradScaler, whose method for unscaling is replaced during this run
 
     def agreed_options(self) -> dict[str, Any]:
         sizes = dict(zip((DATA, TENSOR), self._asked, strict=True))
@@ -183,7 +183,7 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
 
     @property
     def context(self) -> Context:
-        """The group of ranks, including this process, among which sequences are split."""
+        """The group of ranks, including this process, over which each sequence is split."""
         data, size = self.data, self.context_parallel_size
         if self._context is None or self._context[0] is not data:
             first = data.index - data.index % size
@@ -206,8 +206,6 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
         super().leave_process_group()
 
     def make_data_group(self, world: Group) -> Group:
-        if world.size == 1 < self.world_size:  # after the job, in the launching process, which is no rank of the job
-            return world
         _, tensor = self.sizes
         return world if tensor == 1 else world.new(range(world.rank % tensor, world.size, tensor))
 
@@ -235,7 +233,7 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
             set_rng_state(self.context.group.broadcast(rng_state()))
 
     def on_train_start(self) -> None:
-        self._draw_alike()  # if fewer ranks saved the checkpoint, each rank may have a different state
+        self._draw_alike()  # the checkpoint may contain the states of fewer ranks
 
     on_test_start = on_predict_start = on_train_start
 
@@ -331,7 +329,7 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
         rank_zero_info(f"ModelParallelStrategy compiles {fsdp_blocks.summary(module, blocks).rpartition(',')[0]}.")
 
     def _share(self, block: nn.Module) -> None:
-        """Broadcast the first rank's weights. If layers are split, each data-parallel group has its own broadcast."""
+        """Broadcast the weights of rank 0. Broadcast the parts of split layers within each data-parallel group."""
         tensors = [each for each in (*block.parameters(), *block.buffers()) if not each.is_meta]
         self.share_from_rank_zero([each for each in tensors if not sharded_state.is_dtensor(each)], self.world)
         parts: list[Any] = [each for each in tensors if sharded_state.is_dtensor(each)]
@@ -341,8 +339,8 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
     def _complete_gradients(self, module: nn.Module) -> None:
         """Give each gradient of a split layer the placements of its parameter, as FSDP does for sharded parameters.
 
-        Ranks that have a complete layer may compute on only a part of the activations. The gradient of the layer must
-        then be summed over these ranks; the change of placements computes the sum.
+        A layer that is not split may run on a different part of the activations on each rank. Its gradient must then be
+        summed over the ranks. ``redistribute`` computes this sum.
         """
         for parameter in module.parameters():
             if sharded_state.is_dtensor(parameter) and parameter.requires_grad and parameter not in self._hooks:
@@ -351,8 +349,8 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
     def _unscale_shards(
         self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
     ) -> dict[torch.device, Tensor]:
-        """Unscale gradients as torch's ``GradScaler`` does. Here, some gradients may be DTensors on different meshes,
-        and other gradients plain tensors.
+        """Unscale gradients as torch's ``GradScaler`` does. Unlike torch's, this function accepts DTensors on different
+        meshes together with plain tensors.
 
         The ranks exchange whether any shard is not finite, so that all ranks skip the same steps.
         """
@@ -378,14 +376,14 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
     # ---- gradients -----------------------------------------------------------------------------------------------
 
     def accumulating(self, model: nn.Module) -> Any:
-        if self.context_parallel_size > 1:  # all ranks need one scale: each gradient depends on all ranks' losses
+        if self.context_parallel_size > 1:  # each gradient depends on all ranks' losses, so the ranks use one scale
             self.driver.exchanges_always = True
         return super().accumulating(model) if isinstance(model, fsdp.FSDPModule) else nullcontext()
 
     # ---- errors --------------------------------------------------------------------------------------------------
 
     def explain(self, error: BaseException) -> Exception | None:
-        """Explain an error of torch: a step has mixed DTensors of split layers with plain tensors."""
+        """Explain torch's error about a step that mixes DTensors of split layers with plain tensors."""
         if isinstance(error, RuntimeError) and "mixed torch.Tensor and DTensor" in str(error):
             if "aten._f" in str(error):  # _foreach_mul_, _fused_adamw_
                 return ConfigurationError(

@@ -38,8 +38,8 @@ def parameter_names(module: nn.Module, optimizer: Optimizer) -> Names:
     """Return the names of an optimizer's parameters, one list for each parameter group.
 
     As in ``torch.distributed.checkpoint``, the names have no prefixes of wrappers. A tied parameter gets the
-    alphabetically first of its names, which does not depend on the order of the layers. A parameter that is not in
-    ``module`` gets a name with a number.
+    alphabetically first of its names, which does not depend on the order of the layers. A parameter outside ``module``
+    gets a name such as "parameter 0 that is in no module".
     """
     known: dict[int, str] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
@@ -58,7 +58,7 @@ def by_name(state: Mapping[str, Any], names: Names) -> State:
 
 
 def by_number(state: Mapping[str, Any], names: Names) -> State:
-    """Convert a result of :func:`by_name` to the state dict of an optimizer whose parameters have ``names``."""
+    """Undo :func:`by_name`, for an optimizer whose parameters have ``names``."""
     numbers = {name: number for number, name in enumerate(chain(*names))}
     return _keyed(state, numbers, [[numbers[name] for name in own] for own in names])
 
@@ -86,7 +86,8 @@ def _class_of(optimizer: Optimizer) -> str:
 
 
 def restore(strategy: Any, module: nn.Module, checkpoint: Mapping[str, Any]) -> None:
-    """Load the optimizers' states from a checkpoint. Log the current options that these states replace.
+    """Load the optimizers' states from a checkpoint. The states contain options such as the learning rate. Log each
+    option that they change.
 
     Args:
         strategy: the strategy that holds the optimizers.
@@ -116,8 +117,8 @@ def restore(strategy: Any, module: nn.Module, checkpoint: Mapping[str, Any]) -> 
 
 
 def _options(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Return the plain options of each parameter group. If a scheduler has stored the initial learning rate, return the
-    initial instead of the current learning rate.
+    """Return the plain options of each parameter group. If a scheduler has stored the initial learning rate, ``lr`` in
+    the result is the initial learning rate.
     """
     found = [
         {name: value for name, value in group.items() if isinstance(value, (int, float, tuple))}
@@ -135,8 +136,8 @@ def fitted(
     """Return the ``states`` of a checkpoint in the form that this run's optimizers can load.
 
     If a parameter group has the same parameters in a different order, the group's states are renumbered in the current
-    order. If some names are not in the checkpoint, nothing is changed. Parameters may have been renamed, and only the
-    order can identify a renamed parameter.
+    order. If some names are not in the checkpoint, the states keep their order, because only the order can identify a
+    renamed parameter.
 
     Args:
         module: the module that holds the optimizers' parameters.
@@ -150,7 +151,7 @@ def fitted(
             or ``saved`` is damaged.
     """
     if len(states) != len(optimizers):
-        return list(states)  # a strategy's own format, or a damaged state; loading reports the damage
+        return list(states)  # the states have a strategy's own format, or are damaged, which loading reports
     known = []
     for index, optimizer in enumerate(optimizers):
         with restoring(f"the description of optimizer {index} ({_class_of(optimizer)})"):
@@ -161,8 +162,8 @@ def fitted(
 
 
 def _compare_places(optimizers: Sequence[Optimizer], now: Sequence[Names], then: Sequence[Names]) -> None:
-    """Check that no parameter has moved to another group or optimizer. The options and the scheduler of the earlier
-    group would not apply to the parameter in the other group.
+    """Check that no parameter has moved to another group or optimizer. In another group, the parameter would get other
+    options and another scheduler.
 
     Raises:
         CheckpointError: a parameter has moved. The message names the parameter and both groups.
@@ -172,7 +173,7 @@ def _compare_places(optimizers: Sequence[Optimizer], now: Sequence[Names], then:
         for each in (now, then)
     )
     if places_now.keys() != places_then.keys() or list(map(len, now)) != list(map(len, then)):
-        return  # another check reports that the counts differ
+        return  # renamed parameters are allowed; _compare_groups() reports different counts
     for name, (index, group) in places_now.items():
         if places_then[name] != (index, group):
             earlier, earlier_group = places_then[name]
@@ -186,7 +187,7 @@ def _compare_places(optimizers: Sequence[Optimizer], now: Sequence[Names], then:
 def _fitted(index: int, optimizer: Optimizer, state: Any, now: Names, saved: tuple[str, Names]) -> Any:
     kind, (was, then) = _class_of(optimizer), saved
     if not isinstance(state, Mapping) or not isinstance(groups := state.get("param_groups"), list):
-        return state  # the state has a strategy's own format, or is damaged; loading reports the damage
+        return state  # the state has a strategy's own format, or is damaged, which loading reports
     listed = [each.get("params") if isinstance(each, Mapping) else None for each in groups]
     sizes = [len(each) if isinstance(each, list) else -1 for each in listed]
     named = [len(own) for own in then] == sizes

@@ -119,7 +119,7 @@ class ParallelStrategy(Strategy):
         """
         environment = self.cluster_environment
         assert environment is not None  # set_ranks() has stored the environment
-        # the environment has not started the processes, and must get the world size and the rank
+        # drivetrain has started the processes, so it tells the environment the world size and the rank
         if not environment.creates_processes_externally:
             environment.set_world_size(self.num_nodes * self.num_processes)
             environment.set_global_rank(environment.node_rank() * self.num_processes + environment.local_rank())
@@ -137,7 +137,7 @@ class ParallelStrategy(Strategy):
     def setup_environment(self) -> None:
         self._store_ranks_of_job()
         if self.world_size > 1:
-            os.environ["RANK"] = str(self.global_rank)  # for rank_zero functions, including calls in a loader's workers
+            os.environ["RANK"] = str(self.global_rank)  # rank_zero functions read this, also in a loader's workers
             tell_rank(self.global_rank)
         super().setup_environment()
         if dist.is_initialized():
@@ -145,7 +145,7 @@ class ParallelStrategy(Strategy):
         else:
             self._groups = None  # the earlier groups belong to a process group that no longer exists
             self._meet()
-        if self._groups is None:  # without a new process group, the groups of an earlier run are still valid
+        if self._groups is None:  # if the process group is that of an earlier run, its groups are still valid
             self._make_groups()
 
     def _check_group(self) -> None:
@@ -177,8 +177,7 @@ class ParallelStrategy(Strategy):
         atexit.register(_leave_group)
 
     def leave_process_group(self) -> None:
-        # if this strategy has made no groups, the user may have created the process group, so do not destroy the
-        # process group
+        # if this strategy has made no groups, the process group may be the user's, and stays
         joined = self._groups is not None and not self._outlived
         self._groups, self._outlived = None, True
         if joined:
@@ -197,15 +196,15 @@ class ParallelStrategy(Strategy):
         super().teardown()
         environment = self.cluster_environment
         if environment is not None and defined_by_user(environment, "teardown"):
-            environment.teardown()  # drivetrain's own environments store nothing that would prevent another run
+            environment.teardown()  # drivetrain's own environments need no teardown before another run
         if self.world_size == 1 and _GROUP[:1] == [dist.group.WORLD]:
-            _leave_group()  # this group has one process; processes that start later must not inherit the group
+            _leave_group()  # processes that start later must not inherit this group of one process
 
     # ---- buffers, which depend on each rank's batches ------------------------------------------------------------
 
     def on_validation_start(self) -> None:
-        """In a fit, copy the buffers of rank 0 to all ranks before the evaluation. A checkpoint also contains rank 0's
-        buffers.
+        """Copy the buffers of rank 0 to all ranks before a validation. Every rank then evaluates the model that a
+        checkpoint contains.
         """
         self.share_from_rank_zero(self._own_buffers(self.lightning_module))
 
@@ -232,7 +231,9 @@ class ParallelStrategy(Strategy):
     # ---- between ranks -------------------------------------------------------------------------------------------
 
     def make_world(self) -> Group:
-        """Return the group of all processes. ``setup_environment`` creates the process group."""
+        """Return the group of all processes. Until ``setup_environment`` has created the process group, the result
+        cannot communicate.
+        """
         if self.world_size == 1 or self._outlived:
             return LoneGroup(self.global_rank)
         if not dist.is_initialized():
@@ -242,7 +243,7 @@ class ParallelStrategy(Strategy):
     def _make_groups(self) -> tuple[Group, Group, Group]:
         made = super()._make_groups()
         if isinstance(made[0], WaitingGroup):
-            self._groups = None  # not stored: when the groups are next read, the process group may exist
+            self._groups = None  # made again at the next use, because the process group may exist then
         return made
 
     def _check_met(self) -> None:
@@ -280,8 +281,8 @@ class ParallelStrategy(Strategy):
 def until_thawed(
     step: Callable[..., Any], frozen: Sequence[nn.Parameter], bind: Callable[[], Callable[..., Any]]
 ) -> Callable[..., Any]:
-    """Return a function that calls ``step``. When one of the ``frozen`` parameters has been thawed, the function calls
-    ``bind()`` once. From then on, the function calls the result of ``bind()`` instead of ``step``.
+    """Return a function that calls ``step``. As soon as a parameter in ``frozen`` requires gradients, the function
+    calls ``bind()`` once. From then on, it calls the result of ``bind()`` instead of ``step``.
     """
 
     def looking(*args: Any, **kwargs: Any) -> Any:

@@ -23,12 +23,12 @@ _DIGEST = 16  # bytes
 # A rank sends three values about its call: whether the rank has failed, a digest of the call's text, and the beginning
 # of the text.
 _HEADER = struct.Struct(f"<?{_DIGEST}s239s")
-_WORDS = struct.Struct("<2Q")  # the digest as two numbers
+_WORDS = struct.Struct("<2Q")  # unpacks a digest as two numbers
 _NUMBERS = 2  # how many ``numbers`` a call can send with its description
 _LONGEST_LIST = 8  # the largest number of names or ranks in a message
 _CHECKED_FIRST = 100  # by default, a run checks this many tensor collectives for each group
 
-COMPARISON = "compare_ranks"  # the text of this call is the name of the Trainer's method, followed by digests
+COMPARISON = "compare_ranks"  # the text of this call is the name of a Trainer's method, such as fit, and digests
 
 CURES = {
     "all_gather": "Pad the tensors to one shape, in one dtype, or use gather_objects().",
@@ -90,8 +90,8 @@ class Checks:
         return self._done[name] <= _CHECKED_FIRST
 
     def restart(self, group: Any) -> None:
-        """Reset the count of calls of ``group``. Needed if the members have made different calls, because the members'
-        counts may then differ.
+        """Reset the count of calls of ``group``. Call this method after the members have made different calls, because
+        their counts may differ.
         """
         self._done.pop(_name_of(group), None)
 
@@ -104,7 +104,7 @@ def _name_of(group: Any) -> str:
 
 @dataclass(frozen=True)
 class Peers:
-    """The ranks of one call of a collective; at least two ranks.
+    """The ranks of one call of a collective, at least two.
 
     Attributes:
         call: the name of the function.
@@ -123,7 +123,7 @@ class Peers:
     checks: Checks | None = None
 
     def agree_on_tensor(self, text: str, problem: str | None) -> None:
-        """For a collective that exchanges only a tensor: call :meth:`agree` if ``checks`` selects this call.
+        """Call :meth:`agree` if ``checks`` selects this call. Only for a collective that exchanges a single tensor.
 
         Args:
             text: describes this rank's call.
@@ -155,8 +155,8 @@ class Peers:
         """Return the calls of all ranks, or only this rank's call if all calls are equal. Also return, for each of
         ``numbers``, the smallest and the largest value over the ranks.
 
-        The ranks first reduce a few numbers that represent the calls. The size of this exchange does not depend on the
-        number of ranks. If the calls differ, the ranks then exchange the calls themselves.
+        The ranks first compare digests of their calls, in an exchange whose size does not depend on the number of
+        ranks. If the digests differ, the ranks exchange the calls themselves.
 
         Args:
             text: describes this rank's call.
@@ -196,8 +196,8 @@ class Peers:
         """Set each of ``values`` to its maximum over the ranks. The size of the exchange does not depend on the number
         of ranks.
 
-        The exchange is a reduction and a broadcast instead of an all_reduce. A rank might skip this call and all-reduce
-        its gradients. Gloo would match the all_reduce of gradients with an all_reduce here.
+        The exchange is a reduction and a broadcast instead of an all_reduce. If another rank skipped this call and
+        all-reduced its gradients, Gloo would match the two all_reduce calls.
         """
         first = self.ranks[0]
         for exchange in (partial(dist.reduce, dst=first, op=dist.ReduceOp.MAX), partial(dist.broadcast, src=first)):
@@ -224,8 +224,8 @@ class Peers:
         return rows
 
     def send(self, row: Tensor, src: int) -> Tensor:
-        """Return the bytes of rank ``src``, on the device of ``row``. On all other ranks, ``row`` only needs the same
-        length.
+        """Return the bytes of rank ``src``, on the device of ``row``. On all other ranks, ``row`` must have the same
+        length, and its content is ignored.
         """
         on_wire = row.to(self.wire(row.device))
         if row.numel():
@@ -276,9 +276,8 @@ def _shown(text: str) -> str:
 
 # ---- objects ---------------------------------------------------------------------------------------------------------
 
-# An object without tensors is pickled; torch.save writes any other object. Loading data of torch.save takes half a
-# millisecond. This would be too long for all objects, because each of 1,024 ranks may load an object of every other
-# rank.
+# torch.save writes an object that contains tensors, and pickle writes any other object. Loading data of torch.save
+# takes half a millisecond. This is too long if each of 1,024 ranks loads an object of every other rank.
 
 
 class _HasTensorError(Exception):
@@ -289,14 +288,12 @@ def _refuse(obj: Any) -> Any:
     raise _HasTensorError
 
 
-# Subclasses of Tensor are not listed, because pickle finds the storages inside objects of these subclasses.
+# Subclasses of Tensor need no entry, because pickling them reaches their storage.
 _TENSORS = dict.fromkeys((Tensor, nn.Parameter, nn.Buffer, torch.UntypedStorage, torch.TypedStorage), _refuse)
 
 
 def dumped(obj: Any) -> tuple[bytes, str | None]:
-    """Return two values: the bytes of ``obj``, and ``None``. If ``obj`` cannot be pickled, return no bytes, and the
-    reason.
-    """
+    """Return the bytes of ``obj``, and ``None``. If ``obj`` cannot be pickled, return ``b""`` and the reason."""
     buffer = io.BytesIO()
     try:
         try:
@@ -311,7 +308,9 @@ def dumped(obj: Any) -> tuple[bytes, str | None]:
 
 
 def loaded(data: bytes | bytearray, device: torch.device | None) -> Any:
-    """Return an object of another rank of this job. Tensors on an accelerator are moved to this rank's device."""
+    """Return the object that another rank of this job has passed to :func:`dumped`. Tensors on an accelerator are moved
+    to this rank's device.
+    """
 
     def here(storage: Any, location: str) -> Any:
         target = nearest(location.partition(":")[0], device)
@@ -323,7 +322,7 @@ def loaded(data: bytes | bytearray, device: torch.device | None) -> Any:
 
 
 def nearest(kind: str, device: torch.device | None) -> torch.device:
-    """Return this rank's device of this ``kind``."""
+    """Return ``device`` if its type is ``kind``. Otherwise return the default device of the type ``kind``."""
     return device if device is not None and device.type == kind else torch.device(kind)
 
 
@@ -331,7 +330,7 @@ def nearest(kind: str, device: torch.device | None) -> torch.device:
 
 
 def by_rank(texts: Sequence[str], ranks: Sequence[int], separator: str = ": ") -> str:
-    """Return one line with each different text. Each text is preceded by the ranks that have the text."""
+    """Return a line with each different text and the ranks that have it, such as "ranks 0, 2: a; rank 1: b"."""
     return "; ".join(f"{_ranks(whose)}{separator}{text}" for text, whose in owners_of(texts, ranks).items())
 
 
@@ -348,7 +347,7 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def some(values: Sequence[Any]) -> str:
-    """Return a text with the first values, and with the number of the other values."""
+    """Return a text such as "0, 1, 2, 3, 4, 5, 6, 7 and 5 more"."""
     more = len(values) - _LONGEST_LIST
     return ", ".join(map(repr, values[:_LONGEST_LIST])) + (f" and {more} more" if more > 0 else "")
 

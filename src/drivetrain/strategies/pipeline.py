@@ -59,7 +59,7 @@ class PipelineStrategy(ParallelStrategy):
 
     facts = ParallelStrategy.facts.but(
         refuses={"compile": "It runs the stages that configure_pipeline returns; compile their layers there."},
-        allows_inference_mode=False,  # autograd could not use received inference tensors later
+        allows_inference_mode=False,  # autograd cannot use the inference tensors that a rank receives
         restores_after_setup=True,  # each rank loads only its own stages
         honoured_hooks=StepParts.HOOKS - {"on_before_backward", "backward", "on_after_backward"},
     )
@@ -104,11 +104,11 @@ class PipelineStrategy(ParallelStrategy):
     def _forget_stages(self) -> None:
         self._stages: list[nn.Module] = []
         self._loss: Callable[..., Any] = nn.MSELoss()
-        # For the name of each parameter and buffer in a stage: the index, in the pipeline, of the rank that holds the
-        # tensor. Tensors that are not listed are on all ranks.
+        # By name of a parameter or buffer: the index in the pipeline of the rank that holds the tensor. All ranks hold
+        # the tensors that are not listed.
         self._owners: dict[str, int] = {}
         self._schedules: dict[Any, stages.Schedule] = {}
-        # A function of (loss, weight). Its result has the same type as a result of the user's loss function.
+        # _form(loss, weight) returns a value of the type that the user's loss function returns.
         self._form: Callable[[Tensor, Tensor], Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -149,8 +149,6 @@ class PipelineStrategy(ParallelStrategy):
         return self.size * self.stages_per_rank
 
     def make_data_group(self, world: Group) -> Group:
-        if world.size == 1 < self.world_size:  # after the job, in the launching process, which is no rank of the job
-            return world
         size = self.size
         data = world if size == 1 else world.new(range(world.rank % size, world.size, size))
         first = world.rank - world.rank % size
@@ -240,7 +238,8 @@ class PipelineStrategy(ParallelStrategy):
             for parameter, gradient in zip(parameters, held, strict=True):
                 parameter.grad = gradient
             with nullcontext() if last else parts.accumulating():
-                # the batch's share in the optimizer step; this call also rescales earlier gradients
+                # share: the weight of this batch in the optimizer step. loss_of() may also rescale the earlier
+                # gradients.
                 share = parts.loss_of(form(torch.ones_like(loss), weight), index, last)
             if share is not None:
                 _add(parameters, gradients, share.detach() / weight.clamp(min=torch.finfo(weight.dtype).tiny))
@@ -252,7 +251,7 @@ class PipelineStrategy(ParallelStrategy):
         return step
 
     def _run_schedule(self, batch: Any) -> tuple[Callable[[Tensor, Tensor], Any], Tensor, Tensor]:
-        """Run the forward and backward passes of one batch. Gradients are sums over micro-batches.
+        """Run the forward and backward passes of one batch. The resulting gradients are sums over the micro-batches.
 
         Returns:
             Three values, on all ranks. First, a function of ``(loss, weight)`` that returns the same type as the user's
@@ -284,8 +283,7 @@ class PipelineStrategy(ParallelStrategy):
         """Return the schedule for inputs of these shapes. Different shapes need different schedules, because the ranks
         exchange tensors of fixed shapes.
 
-        A schedule also determines the stages that send gradients. After layers are frozen or thawed, a different
-        schedule is needed.
+        A schedule also determines which stages send gradients, so it changes when layers are frozen or thawed.
         """
         trained = stages.trained_stages(self._stages) if trains else ()
         key = trains, trained, tuple((tuple(each.shape), each.dtype) for each in inputs)
@@ -326,7 +324,7 @@ class PipelineStrategy(ParallelStrategy):
         return self.pipeline.broadcast(output, src=self._rank_of_loss)
 
     def explain(self, error: BaseException) -> Exception | None:
-        """Explain an error of torch: a step has used a layer of another rank."""
+        """Explain torch's error about a step that uses a layer of another rank."""
         if isinstance(error, (RuntimeError, NotImplementedError)) and "meta" in str(error):
             return ConfigurationError(
                 "A step used a layer that another process of the pipeline holds. Call self(x) in validation_step, "

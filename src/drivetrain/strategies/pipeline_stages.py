@@ -1,5 +1,5 @@
-"""The stages of a model in a pipeline: the rank that holds each parameter, and the schedule of forward and backward
-passes for one shape of input.
+"""The stages of a model in a pipeline: which rank holds each parameter, and the schedule of forward and backward
+passes.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ def named(module: nn.Module) -> dict[str, Tensor]:
 
 
 def keep(module: nn.Module, owners: Mapping[str, int], index: int) -> None:
-    """Move all parameters and buffers of other ranks to the meta device, which frees the memory of these tensors. Names
-    and shapes do not change.
+    """Move all parameters and buffers of other ranks to the meta device, which frees their memory. Names and shapes do
+    not change.
     """
     made: dict[int, Tensor] = {}
     there = named(module)
@@ -170,7 +170,7 @@ class Schedule:
         self.count, self.has_first, self.has_last = count, 0 in own, num_stages - 1 in own
         self.user_loss, self.context, self.targets = loss, context, list[Any]()
         self.weights: list[float | Tensor] = []
-        # A function of (loss, weight) that returns the same type as the user's loss function. Set on the rank with the
+        # form(loss, weight) returns a value of the type that the user's loss function returns. Set on the rank with the
         # last stage.
         self.form: Callable[[Tensor, Tensor], Any] = plain_loss
         trained = trained or [False] * num_stages
@@ -196,15 +196,15 @@ class Schedule:
         """Run forward and backward passes.
 
         Returns:
-            On the rank with the last stage, two values: the sum of the products of losses and weights, and the sum of
-                the weights. For losses without weights, the mean loss and 1. On all other ranks, ``None``.
+            On the rank with the last stage, two values: the sum of loss times weight over the micro-batches, and the
+                sum of the weights. For losses without weights, the mean loss and 1. On all other ranks, ``None``.
         """
         losses: list[Tensor] = []
         arguments: dict[str, Any] = {"losses": losses}
         if self.has_last:
             self.targets = [_part(target, number, self.count) for number in range(self.count)]
             self.weights, self.form = [], plain_loss
-            arguments["target"] = torch.arange(self.count)  # indices of the targets, because torch splits only tensors
+            arguments["target"] = torch.arange(self.count)  # torch splits only tensors: pass indices of the targets
         self.schedule.step(*(inputs if self.has_first else ()), **arguments)
         if not self.has_last:
             return None
@@ -212,7 +212,7 @@ class Schedule:
         total = total.to(torch.promote_types(total.dtype, torch.float32))
         if self.form is plain_loss:
             return torch.stack([total, torch.ones_like(total)])
-        counted = self.weights[-self.count :]  # leave out the weights from torch's trial run
+        counted = self.weights[-self.count :]  # torch may have called the loss function in a trial run
         weights = [torch.as_tensor(each, dtype=total.dtype, device=total.device) for each in counted]
         return torch.stack([total, torch.stack(weights).sum()])
 
@@ -278,8 +278,8 @@ def _open_to_gradients(leaf: Any) -> Any:
 
 
 def microbatches(samples: int, wanted: int, ranks: int) -> int:
-    """Return the number of equal parts into which a batch is split. This is the largest number up to ``wanted`` with
-    which torch can interleave passes.
+    """Return the number of equal parts into which a batch is split. This is the largest number up to ``wanted`` that
+    divides ``samples`` and that torch's interleaved schedule accepts.
     """
     counts = range(1, min(wanted, max(samples, 1)) + 1)
     return max(count for count in counts if samples % count == 0 and count % max(1, count // ranks) == 0)

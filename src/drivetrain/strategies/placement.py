@@ -1,4 +1,4 @@
-"""Move a module or an optimizer's state to a device; tied weights of the module stay tied."""
+"""Move a module or an optimizer's state to a device. Tied weights of the module stay tied."""
 
 from __future__ import annotations
 

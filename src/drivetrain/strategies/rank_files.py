@@ -2,12 +2,12 @@
 
 A rank's part is the state that exists only on this rank, such as gradients between two batches of one optimizer step.
 Rank 0's part is in the main file, which is the checkpoint itself. All other parts are in rank files,
-``model.ckpt.<id>.rank<r>``. On each machine, one rank, which is not rank 0, writes a rank file with the parts of all
-ranks of the machine except rank 0. If a part is large, every rank except rank 0 writes its own rank file. The main file
-lists the rank files with their sizes and checksums, and is written last. Each save uses a new id. The rank files of
-earlier saves are removed after the new main file has become durable. A crash therefore leaves either the old main file
-with its rank files, or the new main file with the new rank files. A link to a checkpoint has no rank files of its own.
-The rank files are beside the target of the link.
+``model.ckpt.<id>.rank<r>``. On each machine, one rank other than rank 0 writes a rank file. The file contains the parts
+of all ranks of this machine, except rank 0. If a part is large, every rank except rank 0 writes its own rank file. The
+main file lists the rank files with their sizes and checksums, and is written last. Each save uses a new id. The rank
+files of earlier saves are removed after the new main file has become durable. A crash therefore leaves either the old
+main file with its rank files, or the new main file with the new rank files. A link to a checkpoint has no rank files of
+its own. The rank files are beside the target of the link.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ _SUFFIX = r"\.([0-9a-f]{8})\.rank[1-9][0-9]*"
 LISTED = "rank_files"  # the key of the list of rank files in the main file
 UNFINISHED = ".incomplete"  # the suffix of a checkpoint that lacks a rank's part
 
-_PARTS = "parts_of_ranks"  # the key of the parts, in a rank file with the parts of several ranks
-_LARGE = 2**20  # in bytes: a rank with larger tensors writes its own part
+_PARTS = "parts_of_ranks"  # in a rank file with the parts of several ranks, the key of these parts
+_LARGE = 2**20  # in bytes: if the tensors of a part are larger, each rank writes its own file
 
 Entry = dict[str, Any]
 """The entry of a rank file in the main file. ``name`` is the name of the rank file. ``ranks`` are the ranks whose parts
-the rank file contains; entries of earlier versions have no ``ranks``. For a local file, the entry also has ``size`` in
+the rank file contains. Entries of earlier versions have no ``ranks``. For a local file, the entry also has ``size`` in
 bytes and ``crc32``.
 """
 
@@ -73,8 +73,7 @@ def save(
         part: the state that exists only on this rank; ``None`` on all ranks if there is no such state.
         path: the path of the main file.
         storage_options: options for the checkpoint store.
-        waits: wait until the checkpoint is durable. If False, the checkpoint store may still be writing the checkpoint
-            afterwards.
+        waits: wait until the checkpoint is durable. If False, the save may still be running when this function returns.
         listed: the key in the main file for the list of rank files.
 
     Raises:
@@ -144,7 +143,7 @@ def write(
         file = f"{path}.{number}.rank{strategy.global_rank}"
         try:
             strategy.checkpoint_io.save_checkpoint(content_of(carried), file, storage_options)
-            wait_for(strategy.checkpoint_io, file)  # durable before the main file lists this file
+            wait_for(strategy.checkpoint_io, file)  # this file must be durable before the main file lists it
             own = entry_of(file, carried)
         except Exception as error:
             failure = error
@@ -161,7 +160,7 @@ def write(
 def _collected(strategy: Strategy, path: str | Path, number: str, own: Entry, writers: Sequence[int]) -> list[Entry]:
     """Return on rank 0 the entries of all files."""
     world, store = strategy.world, strategy.world.store
-    if store is None:  # the launching process also has no store after the job
+    if store is None:  # for example in the launching process, after the job
         return [entry for entry in world.gather_objects(own) if entry]
     if strategy.global_rank not in (0, *writers):
         return []
@@ -228,7 +227,7 @@ def commit(strategy: Strategy, path: str | Path, entries: Sequence[Entry], own: 
     """Remove the rank files of earlier saves to ``path``. Called after the main file, which lists ``entries``, has
     become durable.
 
-    On rank 0, ``entries`` has the entries of all rank files; ``own`` is the entry of this rank's file.
+    On rank 0, ``entries`` describes all rank files. ``own`` describes this rank's file.
 
     Rank 0 removes all earlier files that are visible to rank 0. The other ranks begin their next save only after this
     removal, so rank 0 cannot remove a new file. Each other rank removes its own previous file, because rank 0 does not
@@ -245,8 +244,8 @@ def commit(strategy: Strategy, path: str | Path, entries: Sequence[Entry], own: 
 
 
 def discard(strategy: Strategy, path: str | Path, own: Entry, listed: str | None = None) -> None:
-    """Remove ``own``, the file that this rank has written, after a failed save. If the entry ``listed`` of the main
-    file names ``own``, keep the file.
+    """After a failed save, remove the file ``own`` that this rank has written. If the list ``listed`` in the main file
+    names ``own``, keep the file.
     """
     if own and (listed is None or not is_listed(strategy.checkpoint_io, path, own, listed)):
         with contextlib.suppress(Exception):  # another error is being raised
@@ -254,15 +253,15 @@ def discard(strategy: Strategy, path: str | Path, own: Entry, listed: str | None
 
 
 def is_listed(store: CheckpointIO, path: str | Path, own: Entry, listed: str) -> bool:
-    """After a failed save, return whether the main file at ``path`` nevertheless lists ``own``, the file of this rank.
+    """Return whether the main file at ``path`` lists ``own``, the file of this rank, although the save has failed.
 
-    The result is True if the save failed after the main file was renamed, for example while the folder was synced. The
-    result is also True if the main file cannot be read.
+    A save can fail after the main file was renamed, for example while the folder is synced. If the main file cannot be
+    read, the result is True.
     """
     try:
         if not store.exists(path):
             return False
-        is_mapped = reads_files(store) and _is_local(path)  # mapping a file avoids reading the tensors
+        is_mapped = reads_files(store) and _is_local(path)  # a memory map avoids reading the tensors
         main = entries_of(path) if is_mapped else store.load_checkpoint(path)
         return any(each["name"] == own["name"] for each in main.get(listed, ()))
     except Exception:
@@ -272,8 +271,8 @@ def is_listed(store: CheckpointIO, path: str | Path, own: Entry, listed: str) ->
 def remove(strategy: Strategy, path: str | Path) -> None:
     """Remove the rank files of the checkpoint ``path``.
 
-    A call on rank 0 removes all rank files that are visible to rank 0. A call on another rank removes only the file of
-    this rank. If the checkpoint store cannot list files, rank files from other jobs are not removed.
+    Rank 0 removes all rank files that are visible to it. Any other rank removes only its own file. If the checkpoint
+    store cannot list files, rank files from other jobs are not removed.
     """
     commit(strategy, path, [], {})
 
@@ -283,7 +282,7 @@ def copy(store: CheckpointIO, source: str, path: str, link: bool = False, replac
     :meth:`CheckpointIO.copy`.
     """
     if not store.is_durable(source):
-        if (background := background_of(store)) is None:  # no rank files: a save with rank files would have waited
+        if (background := background_of(store)) is None:  # no rank files, because a save with rank files waits
             return store.copy(source, path, link=link, replaces=replaces)
         return background.copy_later(functools.partial(copy, background.checkpoint_io), source, path, link, replaces)
     origin = store.resolve(source)
@@ -311,7 +310,7 @@ def remove_others(store: CheckpointIO, path: str | Path, kept: Collection[str] =
 
 
 def unfinished(path: str, save_id: str) -> str:
-    """Return the temporary path of the checkpoint ``path``. If ranks save without communication, the checkpoint has
+    """Return the temporary path of the checkpoint ``path``. If ranks save without communication, the checkpoint is at
     this path until all ranks have written their parts.
     """
     return f"{path}.{save_id}{UNFINISHED}"
@@ -335,7 +334,7 @@ def finish(store: CheckpointIO, begun: str, path: str) -> None:
     if os.path.isfile(begun):
         files.move(Path(begun), Path(path))
         files.sync_directory(Path(path).parent)
-    else:  # the store has written the temporary file to a different path
+    else:  # the store has not written a local file
         store.copy(begun, path)
         store.remove_checkpoint(begun)
 
@@ -357,12 +356,12 @@ def place_of(name: str, path: str | Path) -> str:
 def read(
     strategy: Strategy, listed: Sequence[Any], rank: int, path: str | Path, weights_only: bool | None
 ) -> dict[str, Any]:
-    """Return the part of ``rank``.
+    """Return the part of ``rank`` from its rank file.
 
     Args:
         strategy: the ``checkpoint_io`` of this strategy reads the files.
-        listed: the main file's list of rank files. In earlier versions, the list has one file for each rank except rank
-            0, in order.
+        listed: the main file's list of rank files. A checkpoint of an earlier version lists one file for each rank
+            except rank 0, in order.
         rank: any rank except rank 0.
         path: the path of the main file, or of a link to the main file.
         weights_only: as in ``CheckpointIO.load_checkpoint``.
@@ -397,8 +396,8 @@ def checked(listed: Entry, path: str | Path) -> str:
 
 
 def of_other_ranks(strategy: Strategy, saved_by: int) -> str:
-    """Return a log line that explains why the ranks' parts cannot be restored: a different number of processes
-    (``saved_by``) has saved the parts.
+    """Return the warning for a checkpoint that ``saved_by`` processes have saved, a different number than now. The
+    ranks' parts cannot be restored.
     """
     return (
         f"The checkpoint was saved by {saved_by} processes, and there are {strategy.world_size}: what "

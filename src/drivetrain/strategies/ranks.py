@@ -15,8 +15,8 @@ from drivetrain.strategies.group import Group, LoneGroup
 
 
 class Ranks(Shared, ABC):
-    """The processes of a job. A subclass defines :attr:`root_device`. A subclass with several processes also defines
-    ranks and groups.
+    """The processes of a job. A subclass defines :attr:`root_device`. A subclass for several processes also sets the
+    ranks, and defines the groups.
 
     Attributes:
         global_rank, local_rank, node_rank: the rank of this process in the job, its rank on its machine, and the rank
@@ -31,7 +31,7 @@ class Ranks(Shared, ABC):
     world_size: int = 1
     parallel_devices: Sequence[torch.device] = ()
 
-    _groups: tuple[Group, Group, Group] | None = None  # world, data, and world without the overrides of a subclass
+    _groups: tuple[Group, Group, Group] | None = None  # world, data, and world without a subclass's own collectives
 
     @property
     @abstractmethod
@@ -64,7 +64,8 @@ class Ranks(Shared, ABC):
         """The ranks that train on different samples, or on different parts of samples. Gradients and logs are reduced
         over this group.
 
-        A rank outside this group has a different part of the model, and sees the same samples as a rank in the group.
+        A rank outside this group has another part of the model, and sees the same samples as one of the ranks in the
+        group.
         """
         return (self._groups or self._make_groups())[1]
 
@@ -98,7 +99,8 @@ class Ranks(Shared, ABC):
 
     def _make_groups(self) -> tuple[Group, Group, Group]:
         world = self.make_world()
-        data = self.make_data_group(world)
+        # after the job, the launching process is no rank, and needs no data group
+        data = world if world.size == 1 < self.world_size else self.make_data_group(world)
         if world.rank not in data.ranks:
             raise ConfigurationError(
                 f"{type(self).__name__}.make_data_group() returned a group of the ranks {list(data.ranks)} on rank "

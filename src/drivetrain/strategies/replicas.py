@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -27,10 +27,9 @@ Split = Callable[[Any, Sequence[torch.device]], "tuple[list[Any], list[int]]"]
 class Replicas(nn.Module):
     """A module that runs on several devices at once. A call of this module runs ``forward`` on all devices.
 
-    The first replica is the module itself, so the module keeps attributes and buffers that a step sets on the first
-    replica. The other replicas are shallow copies that exist only during one call. The parameters of a copy are on the
-    copy's device, and pass gradients to the module's parameters. The buffers of a copy are independent of the module's
-    buffers.
+    The first replica is the module itself, so the attributes and buffers that a step sets there stay. The other
+    replicas are shallow copies that exist only during one call. The parameters of a copy are on the copy's device, and
+    pass gradients to the module's parameters. The buffers of a copy are independent of the module's buffers.
 
     Args:
         module: the module, on the first device.
@@ -56,13 +55,15 @@ class Replicas(nn.Module):
         self.next_run: Callable[..., Any] | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run ``next_run`` if a wrapper has set this function for the call. Otherwise run ``forward``."""
+        """Run ``next_run`` if a wrapper has set it for this call. Otherwise run the module's ``forward`` on all
+        devices.
+        """
         run, self.next_run = self.next_run, None
         return (run or self.runs(self.module.forward))(*args, **kwargs)
 
     def runs(self, method: Callable[..., Any], name: str | None = None) -> Callable[..., Any]:
-        """Return a callable that runs a method of the module on all devices. The callable returns the value that one
-        device would return.
+        """Return a callable that runs a method of the module on all devices. The callable joins the outputs into the
+        value that one device would return.
 
         If the module has a hook for the end of the step, such as ``training_step_end``, the callable returns the hook's
         result.
@@ -145,18 +146,16 @@ class Replicas(nn.Module):
         try:
             first = methods[0](*calls[0][0], **calls[0][1])
         finally:
-            # wait for all replicas: the module must not change while a replica runs
-            errors = [future.exception() for future in futures]
-        for error in errors:
-            if error is not None:
-                raise error
+            wait(futures)  # the module must not change while a replica runs
         return [first, *(future.result() for future in futures)]
 
 
 def _end_of(module: nn.Module, name: str) -> Callable[[Any], Any] | None:
-    """Return the user's hook of ``module`` for the outputs of all parts of a step, or ``None`` without such a hook."""
+    """Return the user's hook for the end of the step ``name``, such as ``training_step_end``, or ``None`` if there is
+    none.
+    """
     end: Any = getattr(module, f"{name}_end", None) if name in _WITH_END else None
-    # modules for an earlier generation of Lightning inherit a default hook, which does not count
+    # modules written for earlier versions of Lightning inherit a default hook, which no user has written
     if not (callable(end) and defined_by_user(module, f"{name}_end")):
         return None
     try:
@@ -237,9 +236,7 @@ class _NoMetric(nn.Module):
 
 @contextmanager
 def _part_books(replicas: Sequence[nn.Module], sizes: Sequence[int], device: torch.device) -> Iterator[None]:
-    """Context in which each replica collects logged values in its own ``PartBook``. The ``PartBook`` objects are merged
-    at the end.
-    """
+    """Context in which each replica collects its logged values separately. At the end, these values are merged."""
     book = replicas[0].__dict__.get("_book")
     if book is None:
         yield
@@ -253,9 +250,7 @@ def _part_books(replicas: Sequence[nn.Module], sizes: Sequence[int], device: tor
 
 
 def _contexts(device: torch.device) -> Callable[[], ExitStack]:
-    """Return a function for another thread. The function enters the contexts of torch that are active in this
-    thread.
-    """
+    """Return a function that enters the gradient, inference and autocast modes of this thread in another thread."""
     kind, gradients, inference = device.type, torch.is_grad_enabled(), torch.is_inference_mode_enabled()
     autocasts = torch.is_autocast_enabled(kind)
     dtype = torch.get_autocast_dtype(kind) if autocasts else None

@@ -100,7 +100,8 @@ class _Own:
 
         Args:
             joint: exchanges the messages of this save.
-            later: further entries of ``tree``. Their values are known after the other ranks have written their parts.
+            later: further entries of ``tree``, whose values are known only after the other ranks have written their
+                parts.
         """
         written, failure = part_lists.Written(), None
         try:
@@ -122,8 +123,8 @@ class _Own:
             raise
 
     def write_part(self) -> part_lists.Written:
-        """Write this rank's tensors. Return the descriptions of these tensors and, on rank 0, the entries of all other
-        tensors.
+        """Write this rank's tensors. Return their descriptions. On rank 0, the result also lists the tensors of the
+        other ranks.
         """
         written, name = part_lists.Written(), f"{self.save_id}.rank{self.strategy.global_rank}"
         if self.parts:
@@ -144,7 +145,7 @@ def _planned(strategy: Strategy, checkpoint: Mapping[str, Any], folder: sharded.
 def _write_by(
     store: background.AsyncCheckpointIO, file: Path | str, records: Sequence[tuple[str, Any]]
 ) -> Mapping[str, Any]:
-    """Write ``file`` in the process of ``store``, or in this process: see ``sharded.Write``."""
+    """Let the background process of ``store`` write ``file``. If it cannot, write ``file`` in this process."""
     if isinstance(file, Path):
         held = [(name, each.untyped_storage() if isinstance(each, Tensor) else each) for name, each in records]
         if (receipt := store.write_records(file, held, zipped=False)) is not None:
@@ -171,7 +172,7 @@ def save_alone(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Pa
 
     Args:
         strategy: the strategy of the fit. The ``state_dict_type`` of the strategy is ignored.
-        checkpoint: this rank's checkpoint, with DTensors or plain tensors. The plain data is only used from rank 0.
+        checkpoint: this rank's checkpoint, with DTensors or plain tensors. Only rank 0's plain data is used.
         path: the path of the checkpoint, equal on all ranks.
         save_id: eight digits. All ranks in the same step of the fit must pass the same digits.
 
@@ -204,7 +205,7 @@ def save_alone(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Pa
 
 def _replace(folder: Path, path: Path) -> None:
     """Rename ``folder`` to ``path``. An existing checkpoint is replaced."""
-    kept = path.with_name(f"{path.stem}-earlier{path.suffix}")  # ckpt_path="last" finds this folder after a kill
+    kept = path.with_name(f"{path.stem}-earlier{path.suffix}")  # after a kill, ckpt_path="last" finds this folder
     if os.path.lexists(path):
         _remove(kept)
         files.move(path, kept)

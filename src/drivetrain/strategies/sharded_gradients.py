@@ -1,8 +1,8 @@
 """Clip sharded gradients, alone or together with plain gradients.
 
-torch's own functions raise errors for DTensors of different meshes, for DTensors together with plain tensors, and for
-shards without elements. torch's functions also return the norm as a DTensor, and a comparison with a DTensor reads only
-the local part.
+torch's own functions support neither DTensors of different meshes, nor DTensors together with plain tensors, nor shards
+without elements. torch's functions also return the norm as a DTensor, and a comparison reads only this rank's part of
+it.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _reduced(norm: Tensor, group: Any, norm_type: float) -> Tensor:
     if math.isinf(norm_type):
         dist.all_reduce(norm, dist.ReduceOp.MAX if norm_type > 0 else dist.ReduceOp.MIN, group)
         return norm
-    power = norm_type or 1.0  # the norm of order 0 is a count; the counts are summed
+    power = norm_type or 1.0  # the norm of order 0 is a count, so add the counts
     norm = norm**power
     dist.all_reduce(norm, dist.ReduceOp.SUM, group)
     return norm ** (1 / power)

@@ -1,9 +1,7 @@
-"""Gather states with DTensors into complete tensors for a file, shard loaded tensors again, and raise an error where
-DTensors are not supported.
+"""Gather states with DTensors into complete tensors for a file, and shard loaded tensors again.
 
 A strategy for sharded models overrides four methods of :class:`Strategy` with the functions of this module. The
-checkpoints then have the same content as with a strategy that shards nothing, so that strategies of both kinds can
-resume from the checkpoints::
+checkpoints then have the same content as without sharding, so any strategy can resume from them::
 
     class FSDP2Strategy(ParallelStrategy):
         facts = ParallelStrategy.facts.but(restores_after_setup=True)
@@ -200,10 +198,10 @@ def _gathered(leaf: Any) -> Any:
     """Return a DTensor as a complete tensor, and any other value unchanged. Every rank must call this function."""
     if not is_dtensor(leaf):
         return leaf
-    device = leaf.device_mesh.device_type  # the mesh may not support exchanges of host memory
+    device = leaf.device_mesh.device_type  # on some meshes, ranks cannot exchange host memory
     leaf = leaf.detach().to(device)
     placements = list(leaf.placements)
-    if "_StridedShard" in map(_class_name, placements):  # the placement of tensor parallelism together with FSDP
+    if "_StridedShard" in map(_class_name, placements):  # tensor parallelism together with FSDP
         placements[0] = dtensor.Replicate()  # full_tensor() also gathers in this order, but warns
         leaf = leaf.redistribute(placements=placements)
     return leaf.full_tensor()

@@ -82,8 +82,8 @@ class State(Shared):
         """Context in which this rank saves after an exception. The ranks do not communicate, because another rank may
         be dead.
 
-        The context yields a word for the state that this rank can save. "whole" means the complete states of module and
-        optimizers, "shards" this rank's shards of these states, and "" no state.
+        The context yields a word for the state that this rank can save: "whole" for the complete states of module and
+        optimizers, "shards" for this rank's shards of these states, or "" for no state.
         """
         strategy: Any = self
         return alone.alone(strategy, alone.whole_here(strategy))

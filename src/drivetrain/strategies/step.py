@@ -1,8 +1,8 @@
 """Step: the methods with which a strategy changes parts of a training step, or replaces the complete step.
 
-In a step, the loop calls only the methods that the strategy overrides. For each other method, the loop runs the same
-operation directly. A strategy can override a method in its class or on the instance. An override that is set during a
-run takes effect at the next batch.
+In a step, the loop calls only the methods that the strategy overrides. In place of any other method, the loop runs the
+default operation directly. A strategy can override a method in its class or on the instance. An override that is set
+during a run takes effect at the next batch.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Step(Shared):
     """The methods of a step. An override can call the default implementation with ``super()``.
 
     Ranks must exchange gradients during the backward pass or directly afterwards. Gradients are unscaled, weighted and
-    clipped after this exchange. A strategy with its own exchange exchanges gradients in :meth:`backward`, but not while
-    the context :meth:`accumulating` is active.
+    clipped after this exchange. A strategy that exchanges gradients itself does so in :meth:`backward`, except inside
+    the context :meth:`accumulating`.
 
     Attributes:
         driver: the functions of the running loop that the strategy calls, and a flag for the loop.
@@ -67,14 +67,14 @@ class Step(Shared):
         return self.driver.transfer(batch, device, dataloader_idx)
 
     def repeat_batch(self, repeats: bool) -> None:
-        """A rank repeats batches if other ranks have more batches. Called with True before a repeated batch, and with
-        False after this batch. A repeated batch must not change the model's state.
+        """Prepare for a batch that this rank repeats because other ranks have more batches. Called with True before
+        this batch, and with False afterwards. A repeated batch must not change the model's state.
         """
 
     # ---- gradients -----------------------------------------------------------------------------------------------
 
     def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
-        """Compute gradients, including scaling, hooks and the module's own ``backward``.
+        """Scale the loss, and call the module's ``backward`` and the hooks before and after it.
 
         Args:
             closure_loss: the unscaled loss.
@@ -118,8 +118,8 @@ class Step(Shared):
         return {name: sharded.local_shard(gradient) for name, gradient in named if gradient is not None}
 
     def load_open_gradients(self, gradients: Mapping[str, Tensor]) -> None:
-        """Restore a result of :meth:`open_gradients`. The gradients may also be complete; this rank then keeps only its
-        shards of the gradients.
+        """Restore a result of :meth:`open_gradients`. The gradients may also be complete. This rank then keeps only its
+        shards.
 
         Raises:
             WrongForm: the shape of a gradient is neither that of the parameter nor that of this rank's shard.
@@ -138,7 +138,7 @@ class Step(Shared):
         """Multiply the current gradients by ``factor``.
 
         Called if losses have weights, or if an optimizer step gets fewer batches than expected. Override this method if
-        a multiplication of the results of :meth:`open_gradients` does not change the strategy's gradients.
+        :meth:`open_gradients` returns copies, because multiplying copies does not change the gradients.
 
         Args:
             optimizer: one optimizer or several. The gradients of these optimizers' parameters are multiplied.

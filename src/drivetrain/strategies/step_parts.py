@@ -1,6 +1,4 @@
-"""The objects that a loop passes to a strategy: the operations from which the strategy can compose its own step, and
-functions of the loop.
-"""
+"""The objects that a loop passes to a strategy: the operations of a training step, and functions of the loop."""
 
 from __future__ import annotations
 
@@ -19,8 +17,8 @@ OwnStep = Callable[[Any, int, int, bool, int], "tuple[Any, int]"]
 """``step(batch, batch_idx, index_in_window, last, size)`` of a strategy that implements the complete step itself.
 
 A window is the batches of one optimizer step. ``index_in_window`` counts the batches of a window from 0. ``last`` is
-true for the last batch. ``size`` is the expected number of batches. The step returns two values: the output of
-``training_step``, which the hooks at the end of the batch get, and the number of optimizer steps.
+True for the last batch of a window. ``size`` is the expected number of batches in the window. The step returns two
+values: the output of ``training_step``, which the hooks at the end of the batch get, and the number of optimizer steps.
 """
 
 
@@ -46,8 +44,8 @@ class StepParts:
         begin: ``(size, optimizer)``: clears the optimizer's gradients. Must be called before the ``size`` backward
             passes for one optimizer step.
         loss_of: ``(output, index, last)``: returns the loss in the output of ``training_step``, multiplied by the share
-            of the batch in the optimizer step; ``None`` if the output has no loss. ``index`` counts the backward passes
-            for this optimizer step from 0.
+            of the batch in the optimizer step (1/4 for one of four batches); ``None`` if the output has no loss.
+            ``index`` counts the backward passes for this optimizer step from 0.
         backward: ``(loss)``: computes gradients. If the precision scales losses, the gradients are scaled.
         accumulating: a context for ``training_step`` and ``backward`` of each pass except the last pass before an
             optimizer step. In this context, gradients stay on this rank. The last pass, outside the context, exchanges

@@ -47,12 +47,11 @@ class Strategy(Ranks, Model, Familiar):
     """Base class. A strategy owns the accelerator, the precision and the checkpoint store, and has no reference to a
     Trainer.
 
-    The contract of a strategy consists of declared facts (:class:`~drivetrain.strategies.facts.Facts`), processes
-    (:class:`~drivetrain.strategies.ranks.Ranks`), the model (:class:`~drivetrain.strategies.model.Model`), the step
-    (:class:`~drivetrain.strategies.step.Step`), and state for checkpoints
-    (:class:`~drivetrain.strategies.state.State`). A subclass defines the root device. A subclass for several processes
-    also defines the set-up of the model and the ranks. The Trainer or the Engine sets the parts whose constructor
-    arguments are ``None``.
+    The contract of a strategy has five parts: :class:`~drivetrain.strategies.facts.Facts`,
+    :class:`~drivetrain.strategies.ranks.Ranks`, :class:`~drivetrain.strategies.model.Model`,
+    :class:`~drivetrain.strategies.step.Step` and :class:`~drivetrain.strategies.state.State`. A subclass defines the
+    root device. A subclass for several processes also defines the set-up of the model and the ranks. The Trainer or the
+    Engine sets the parts whose constructor arguments are ``None``.
 
     Subclasses are for experts: this contract may change in a minor version. The changelog lists changes of the
     contract.
@@ -109,10 +108,6 @@ class Strategy(Ranks, Model, Familiar):
         check_contract_version(cls, Strategy.contract_version, "strategy")
         check_declared(cls)
         names_itself(cls, "register_strategies", StrategyRegistry)
-
-    def connect(self, model: nn.Module) -> None:
-        super().connect(model)
-        self.driver = Driver()
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)

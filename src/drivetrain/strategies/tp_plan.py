@@ -107,7 +107,7 @@ def _style(given: Any, pattern: str) -> Any:
         "rowwise_split_input": rowwise(input_layouts=whole),
         "embedding_rowwise": rowwise(input_layouts=whole),
         "sequence_parallel": sequence(),
-        # a norm within each head: each rank computes the norms of the rank's own heads
+        # a norm within each attention head; each rank has its own heads
         "replicated_with_grad_allreduce": sequence(sequence_dim=-2, use_local_output=True),
     }
     if not isinstance(given, str) or given not in known:
@@ -120,8 +120,8 @@ def _style(given: Any, pattern: str) -> Any:
 
 
 def _tied(root: nn.Module) -> list[list[tuple[str, nn.Module, str]]]:
-    """Return the parameters that several layers share. For each occurrence of a parameter, the result has the path, the
-    layer and the name.
+    """Return the parameters that several layers share. Each parameter is a list of ``(path, layer, name)``, with one
+    entry for each of these layers.
     """
     owners: dict[int, list[tuple[str, nn.Module, str]]] = {}
     for path, module in root.named_modules():

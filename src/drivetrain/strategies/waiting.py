@@ -1,9 +1,10 @@
-"""Let a rank that waits for other ranks regularly check, in the job's store, whether the other ranks can still join.
+"""Let a waiting rank notice that another rank has failed or has continued without it. The waiting rank checks the job's
+store at intervals.
 
 A failing rank announces its failure in the store. A rank that waits for the failed rank, in an exchange or a save,
-reads the announcement and raises an error. The process of the failed rank may still run at this time. A rank that waits
-in an exchange of a fit also asks the other ranks for the number of batches that they have begun. A rank that has begun
-a later batch has skipped the exchange. A thread of each rank answers these questions (loops/stop.py).
+reads the announcement and raises an error. It does not wait for the end of the failed rank's process. During a fit, a
+rank that waits in an exchange also asks the other ranks how many batches they have begun. A rank that has begun a later
+batch has skipped the exchange. A thread of each rank answers these questions (loops/stop.py).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from drivetrain.errors import DrivetrainError, PeerError, text_of
 _FAILED = "drivetrain/failed"  # the key of the number of failed ranks, and the prefix of the announcements' keys
 _ASKED = "drivetrain/where"  # the key of the number of questions, and the prefix of the answers' keys
 _RUNS = "drivetrain/runs of rank"
-_FIRST_LOOK_S, _LAST_LOOK_S = 1.0, 16.0  # the pauses between two checks grow, because the wait may be long
+_FIRST_LOOK_S, _LAST_LOOK_S = 1.0, 16.0  # the shortest and the longest pause between two checks
 
 _MOST_FAILURES = 8  # the largest number of failures that a rank reads
 _FILE_LOOK_S = 0.2  # the pause between two checks of a store in a file
@@ -90,7 +91,7 @@ def hurry() -> None:
 
 
 def wait_for_keys(store: Any, keys: Sequence[str], ranks: Sequence[int]) -> str:
-    """Wait in a thread until ``store`` has all ``keys``. ``ranks`` set these keys.
+    """Wait until the other ranks have set all ``keys`` in ``store``. Called in a thread.
 
     Args:
         store: a connection that only this thread uses.
@@ -119,9 +120,7 @@ def wait_for_keys(store: Any, keys: Sequence[str], ranks: Sequence[int]) -> str:
 
 
 def failures(store: Any, ranks: Sequence[int]) -> list[str]:
-    """Return the newest announcements of the ``ranks`` that have failed in this run or a later run, in the order of
-    ranks.
-    """
+    """Return the newest announcements of ``ranks`` from this run or a later run, in the order of ranks."""
     if not store.check([_FAILED]):
         return []
     found: dict[int, str] = {}
@@ -188,7 +187,7 @@ def _is_done(work: Any, seconds: float) -> bool:
     except RuntimeError:
         if not work.is_completed():
             return False
-        work.wait()  # the exchange has ended after the timeout; wait() raises an error of the exchange
+        work.wait()  # the exchange has ended after the timeout; if it has failed, wait() raises its error
     return True
 
 
@@ -215,7 +214,7 @@ def show_place(place: Callable[[], tuple[int, str]] | None) -> None:
 
 
 class Answers:
-    """Answers other ranks that ask for the number of batches that this rank has begun. Runs in a thread of the fit.
+    """Answers other ranks that ask how many batches this rank has begun. Runs in a thread of the fit.
 
     Args:
         store: a connection that only this thread uses.

@@ -1,4 +1,4 @@
-"""The complete model on every XLA device. torch_xla starts one replica for each device; gradients are averaged over the
+"""The complete model on every XLA device. torch_xla starts one replica for each device. Gradients are averaged over the
 replicas.
 """
 
@@ -37,11 +37,11 @@ from drivetrain.strategies.strategy import Strategy, StrategyRegistry
 
 
 class XLAGroup(Group):
-    """All replicas of a job that ``xmp.spawn`` has started; a job may have a single replica.
+    """The group of all replicas that ``xmp.spawn`` has started. A replica is a process with one device.
 
-    Tensors are exchanged on the device, as recorded operations. Objects are exchanged as pickled bytes. During an
-    exchange of objects, the host waits for the device. A replica unpickles only objects that another replica of the
-    same job has pickled.
+    Tensors are exchanged on the device, by operations that torch_xla records. Objects are exchanged as pickled bytes.
+    During an exchange of objects, the host waits for the device. A replica unpickles only objects that another replica
+    of the same job has pickled.
 
     Args:
         device: the device of this replica.
@@ -70,7 +70,7 @@ class XLAGroup(Group):
         return self._stacked(tensor.detach())
 
     def _stacked(self, tensor: Tensor) -> Tensor:
-        """Return every replica's tensor, stacked, on the device of this replica's tensor."""
+        """Return the stacked tensors of all replicas, on the device of ``tensor``."""
         if tensor.is_complex():
             return torch.view_as_complex(self._stacked(torch.view_as_real(tensor)))
         # torch_xla gathers by summation, and booleans cannot be summed
@@ -79,7 +79,9 @@ class XLAGroup(Group):
         return gathered.to(dtype=tensor.dtype, device=tensor.device)
 
     def _own_sum(self, stack: Tensor) -> Tensor:
-        """Return the sum of this replica's slices in the stacks of all replicas, the transpose of :meth:`_stacked`."""
+        """Sum ``stack`` over all replicas, and return this replica's slice. This is the backward pass of
+        :meth:`_stacked`.
+        """
         summed = stack.to(device=self.device, copy=True).contiguous()
         self.total(summed)
         return summed[self.rank].to(stack.device, copy=True)
@@ -97,8 +99,8 @@ class XLAGroup(Group):
 
         shape, dtype = theirs
         like = obj if isinstance(obj, Tensor) else torch.empty(0, device=self.device)
-        # All replicas except src pass zeros. torch_xla multiplies the values of these replicas by 0 and sums all
-        # values, and NaN times 0 would be NaN.
+        # torch_xla multiplies the values of all replicas except src by 0, and sums all values. These replicas pass
+        # zeros, because NaN times 0 would be NaN.
         mine = like.detach() if self.rank == src else torch.zeros(shape, dtype=dtype)
         summed = torch.uint8 if dtype is torch.bool else dtype  # torch_xla does not sum booleans
         sent = mine.to(device=self.device, dtype=summed, copy=True)
@@ -118,11 +120,11 @@ class XLAGroup(Group):
 @StrategyRegistry.register("xla")
 @StrategyRegistry.register("xla_debug", debug=True)
 class XLAStrategy(XLAExecution, DDPStrategy):
-    """One replica per XLA device, in a process that torch_xla starts; gradients are averaged once per optimizer step.
+    """One replica per XLA device, in a process that torch_xla starts. Gradients are averaged once per optimizer step.
 
-    The strategy does not use ``torch.distributed``. With one device, this process is the only replica. Results of
-    collectives have the same form as with several replicas: :meth:`all_gather` always adds a dimension. Before the
-    replicas run, the ranks are 0, the world size is 1, and there is no root device.
+    The strategy does not use ``torch.distributed``. With one device, this process is the only replica. Even then,
+    :meth:`all_gather` adds a dimension. Before the replicas run, the ranks are 0, the world size is 1, and there is no
+    root device.
 
     Args:
         accelerator, parallel_devices, precision_plugin: as for every strategy.
@@ -211,7 +213,7 @@ class XLAStrategy(XLAExecution, DDPStrategy):
     def _make_groups(self) -> tuple[Group, Group, Group]:
         made = super()._make_groups()
         if self._device is None:
-            self._groups = None  # not stored: when the groups are next read, the replicas may be running
+            self._groups = None  # made again at the next use, because the replicas may be running then
         return made
 
     # ---- between ranks -------------------------------------------------------------------------------------------

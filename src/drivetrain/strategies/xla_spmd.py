@@ -29,7 +29,7 @@ class XLASPMDStrategy(XLAExecution):
 
     The module sees the complete batch. Losses and metrics are therefore values of the complete batch, and need no
     reduction. A loader's batch size is the global batch size. If the first dimension of a batch is not divisible by the
-    number of devices, every device computes the complete batch. This is correct but slow.
+    number of devices, every device computes the complete batch. The result is correct, but the computation is slow.
 
     Before the first tensor on a device is created, the strategy switches torch_xla to SPMD mode
     (``torch_xla.runtime.use_spmd``). The mode lasts until the process ends.
