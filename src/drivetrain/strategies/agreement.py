@@ -26,7 +26,6 @@ from drivetrain.strategies.strategy import Strategy
 _MOST = 8  # the number of differences that a message shows
 _MISSING = "none"
 METHOD = "the method called"  # the key in ``Facts.job`` whose value is the name of the called method, such as fit
-_CALL = COMPARISON
 # For these types, the ``repr`` of an option is compared. The ``repr`` of other objects may contain a memory address.
 _OWN_VALUES = (bool, int, float, str, type(None))
 
@@ -114,12 +113,12 @@ def _digest(texts: Mapping[str, str]) -> str:
 def _gathered(world: Group, text: str) -> list[str]:
     if not isinstance(world, TorchGroup):
         return world.gather_objects(text)
-    peers = peers_of(_CALL, world.handle, world.device)
+    peers = peers_of(COMPARISON, world.handle, world.device)
     assert peers is not None  # peers_of returns None only for one rank
     rows, _ = peers.meet(text)
-    if any(row.call != _CALL for row in rows):
+    if any(row.call != COMPARISON for row in rows):
         peers.check(rows)  # always raises: some ranks call a different operation
-    return [row.text.removeprefix(f"{_CALL}(").removesuffix(")") for row in rows]
+    return [row.text.removeprefix(f"{COMPARISON}(").removesuffix(")") for row in rows]
 
 
 def _differing(everyones: Sequence[Facts], parts: Sequence[str], ranks: Sequence[int]) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 import torch.distributed as dist
@@ -31,7 +31,6 @@ from drivetrain.strategies.collectives import with_gradient
 from drivetrain.strategies.group import Group
 
 Kind = Literal["ulysses", "ring"]
-KINDS = ("ulysses", "ring")
 CONTEXT = "context_parallel"
 Part = Callable[[Tensor, int], Tensor]
 Dims = int | Mapping[Any, int] | Callable[[Any, Part], Any]
@@ -62,22 +61,6 @@ class Context:
         if self.kind == "ring":
             self._open.enter_context(_ring(self.group.handle, self.group.size, device))
         _ENTERED.append(self)
-
-    def part(self, tensor: Tensor, dim: int) -> Tensor:
-        """Return this rank's part of a complete sequence.
-
-        Raises:
-            ConfigurationError: the length is not divisible by the number of ranks.
-        """
-        length, size = tensor.shape[dim], self.group.size
-        if length % size:
-            raise ConfigurationError(
-                f"A tensor of shape {tuple(tensor.shape)} cannot be split into {size} parts along dimension {dim}. Pad "
-                f"sequences to a multiple of {size} in collate_fn, and return a WeightedLoss with the number of tokens "
-                "that count."
-            )
-        share = length // size
-        return tensor.narrow(dim, share * self.group.index, share).contiguous()
 
 
 _ENTERED: list[Context] = []  # empty, or the context of a run that splits sequences
@@ -149,7 +132,17 @@ def part(tensor: Tensor, dim: int) -> Tensor:
     Raises:
         ConfigurationError: the length is not divisible by the number of ranks.
     """
-    return _ENTERED[-1].part(tensor, dim) if _ENTERED else tensor
+    if not _ENTERED:
+        return tensor
+    group = _ENTERED[-1].group
+    if tensor.shape[dim] % group.size:
+        raise ConfigurationError(
+            f"A tensor of shape {tuple(tensor.shape)} cannot be split into {group.size} parts along dimension {dim}. "
+            f"Pad sequences to a multiple of {group.size} in collate_fn, and return a WeightedLoss with the number of "
+            "tokens that count."
+        )
+    share = tensor.shape[dim] // group.size
+    return tensor.narrow(dim, share * group.index, share).contiguous()
 
 
 # ---- arguments of a strategy -----------------------------------------------------------------------------------------
@@ -162,8 +155,8 @@ def check_arguments(owner: str, size: int, dims: Dims | None, kind: str) -> None
         ConfigurationError: an argument is wrong, or two arguments contradict each other.
     """
     check_count(owner, f"{CONTEXT}_size", size, lowest=1)
-    if kind not in KINDS:
-        raise unknown_value(owner, f"{CONTEXT}_attention", kind, KINDS)
+    if kind not in get_args(Kind):
+        raise unknown_value(owner, f"{CONTEXT}_attention", kind, get_args(Kind))
     if dims is not None and size == 1:
         raise ConfigurationError(
             f"{owner}(sequence_dims=...) splits sequences over the ranks of a context-parallel group, and "

@@ -123,10 +123,9 @@ class DDPStrategy(ParallelStrategy):
         self.process_group_backend, self.timeout = process_group_backend, timeout
         LauncherRegistry.of(start_method, "DDPStrategy")
         self._averaging = model_averaging(model_averaging_period, ddp_comm_state, ddp_comm_hook)
-        self.facts = self.facts.but(start_method=start_method)
         self.ddp_arguments = ddp_arguments
         self.comm = (ddp_comm_state, ddp_comm_hook, ddp_comm_wrapper)
-        self.facts = self.facts.but(refuses={**self.facts.refuses, **self._refused()})
+        self.facts = self.facts.but(start_method=start_method, refuses={**self.facts.refuses, **self._refused()})
         self._wraps = True
         self._sync: LayerSync | None = None  # the layer synchronisation of the running fit
         self._averaged: set[int] = set()  # the id() of each parameter that DDP averages

@@ -5,7 +5,6 @@ backward pass.
 from __future__ import annotations
 
 import functools
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
@@ -46,13 +45,12 @@ def _repeated(parent: nn.Module) -> list[nn.Module]:
     """Return the children whose class occurs at least twice. If several classes occur at least twice, return only the
     children of the class with the most parameters.
     """
-    children = [each for each in parent.children() if not isinstance(each, _WITHOUT_FORWARD)]
-    sizes: Counter[type[nn.Module]] = Counter()
-    for child in children:
-        sizes[type(child)] += _size(child)
-    counts = Counter(map(type, children))
-    best = max((kind for kind in sizes if counts[kind] > 1), key=lambda kind: sizes[kind], default=None)
-    return [each for each in children if type(each) is best] if best is not None and sizes[best] else []
+    by_class: dict[type[nn.Module], list[nn.Module]] = {}
+    for child in parent.children():
+        if not isinstance(child, _WITHOUT_FORWARD):
+            by_class.setdefault(type(child), []).append(child)
+    repeated = [children for children in by_class.values() if len(children) > 1 and any(map(_size, children))]
+    return max(repeated, key=lambda children: sum(map(_size, children)), default=[])
 
 
 def matching(root: nn.Module, policy: Policy, argument: str) -> list[nn.Module]:
@@ -203,9 +201,7 @@ def _below(root: nn.Module) -> Iterator[nn.Module]:
 
 def outermost(found: list[nn.Module]) -> list[nn.Module]:
     """Return the modules in ``found`` that are not inside another module in ``found``."""
-    inside: set[nn.Module] = set()
-    for each in found:
-        inside |= set(_below(each))
+    inside = {child for each in found for child in _below(each)}
     return [each for each in dict.fromkeys(found) if each not in inside]
 
 

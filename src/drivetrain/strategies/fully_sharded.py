@@ -43,10 +43,6 @@ from drivetrain.strategies.strategy import Strategy
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-LARGE = ("model.", "optimizers.")
-"""Prefixes of names of tensors in a checkpoint. Each rank reads only its own shards of the tensors with these prefixes.
-"""
-
 
 class FullySharded(Strategy):
     """Base class of strategies that shard a model with ``fully_shard``; each subclass creates its own mesh of ranks."""
@@ -59,7 +55,11 @@ class FullySharded(Strategy):
         allows_inference_mode=False,  # fully_shard cannot gather parameters under inference mode
         restores_after_setup=True,  # weights are loaded into the shards, which setup creates
     )
-    large: tuple[str, ...] = LARGE
+    large: tuple[str, ...] = ("model.", "optimizers.")
+    """Prefixes of names of tensors in a checkpoint. Each rank reads only its own shards of the tensors with these
+    prefixes.
+    """
+
     _loads = False  # whether a checkpoint will be loaded after the set-up
     _mesh: tuple[Any, DeviceMesh] | None = None  # the process group, and the mesh of all ranks of this group
 

@@ -137,17 +137,14 @@ class GradientExchange:
         """
         parameters = list(parameters)
         thawed = [each for each in parameters if each.requires_grad and id(each) not in self._bucket_of]
-        self._fill(thawed)
-        self._hooks += [each.register_post_accumulate_grad_hook(self._ready) for each in thawed]  # type: ignore[no-untyped-call]
-        self.frozen = [each for each in parameters if id(each) not in self._bucket_of]
-
-    def _fill(self, parameters: list[nn.Parameter]) -> None:
-        """Put parameters into buckets in reverse order, because a backward pass reaches the last parameters first."""
-        for together in alike(reversed(parameters), _BUCKET_BYTES):
+        # in reverse order, because a backward pass reaches the last parameters first
+        for together in alike(reversed(thawed), _BUCKET_BYTES):
             bucket = Bucket(together, f"drivetrain.gradients.{len(self._buckets)}")
             bucket.expect()
             self._buckets.append(bucket)
             self._bucket_of.update({id(each): bucket for each in together})
+        self._hooks += [each.register_post_accumulate_grad_hook(self._ready) for each in thawed]  # type: ignore[no-untyped-call]
+        self.frozen = [each for each in parameters if id(each) not in self._bucket_of]
 
     def _ready(self, parameter: Tensor) -> None:
         """Called when a gradient of this backward pass is complete."""
