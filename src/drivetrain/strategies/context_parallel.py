@@ -2,8 +2,8 @@
 
 Each rank of a context-parallel group computes on a part of every sequence. Only attention needs the parts of other
 ranks. Before attention, an exchange gives each rank complete sequences for some of the heads (arXiv 2309.14509,
-"Ulysses"). Each rank then computes plain attention for these heads. A second exchange returns each result to the rank
-that has the positions. With "ring", torch's ring attention replaces both exchanges. A module calls :func:`attention`,
+"Ulysses"). Each rank then computes plain attention for these heads. A second exchange gives each rank the results for
+its own positions. With "ring", torch's ring attention replaces both exchanges. A module calls :func:`attention`,
 :func:`positions` and :func:`gather`. In a run that does not split sequences, these functions work on complete
 sequences.
 """
@@ -43,8 +43,8 @@ class Context:
     """The ranks among which a run splits sequences.
 
     Attributes:
-        group: these ranks, in the order of their parts.
-        kind: the exchange of the parts in attention, "ulysses" or "ring".
+        group: these ranks; the first rank has the first part of each sequence.
+        kind: how attention exchanges the parts, "ulysses" or "ring".
     """
 
     group: Group
@@ -63,7 +63,7 @@ class Context:
         _ENTERED.append(self)
 
 
-_ENTERED: list[Context] = []  # empty, or the context of a run that splits sequences
+_ENTERED: list[Context] = []  # the context of the current run; empty if the run does not split sequences
 
 
 def leave_all() -> None:
@@ -112,15 +112,13 @@ def attention(
 
 
 def positions(length: int, device: torch.device | None = None) -> Tensor:
-    """Return the positions, in the complete sequences, of this rank's ``length`` elements."""
+    """Return the positions of this rank's part in the complete sequences; ``length`` is the length of the part."""
     first = length * _ENTERED[-1].group.index if _ENTERED else 0
     return torch.arange(first, first + length, device=device)
 
 
 def gather(tensor: Tensor, dim: int) -> Tensor:
-    """Return on every rank the complete sequences, joined from the parts of all ranks. Gradients flow back to the
-    parts.
-    """
+    """Join the parts of all ranks, and return the complete sequences. Gradients flow back to the parts."""
     if not _ENTERED:
         return tensor
     return torch.cat(list(_ENTERED[-1].group.all_gather(tensor, sync_grads=tensor.requires_grad)), dim)
@@ -165,8 +163,8 @@ def check_arguments(owner: str, size: int, dims: Dims | None, kind: str) -> None
 
 
 def dims_for(module: nn.Module, given: Dims | None, owner: str) -> Dims:
-    """Return the dimensions along which a batch's tensors are sequences: the argument of the strategy ``owner`` if
-    given, else the module's attribute ``sequence_dims``.
+    """Return the dimensions along which a batch's tensors are sequences: ``given``, or the module's attribute
+    ``sequence_dims`` if ``given`` is ``None``. ``owner`` is the strategy's name, for the error message.
 
     Raises:
         ConfigurationError: neither the argument nor the attribute names the dimensions.
@@ -249,9 +247,7 @@ def _exchange(tensor: Tensor, handle: Any, split_dim: int, join_dim: int) -> Ten
 
 
 def _with_heads_for(size: int, tensor: Tensor, heads: int, enable_gqa: bool) -> Tensor:
-    """Return ``tensor``, the keys or the values, with a number of heads that is divisible by ``size``. Heads that
-    several query heads share are repeated until the number is divisible.
-    """
+    """Return ``tensor`` (keys or values), with heads repeated until their number is divisible by ``size``."""
     own = tensor.shape[1]
     if heads % size:
         raise ConfigurationError(

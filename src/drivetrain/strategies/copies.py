@@ -17,8 +17,8 @@ from drivetrain.strategies.strategy import Strategy
 def ranks_with_copies(strategy: Strategy, tensor: Tensor) -> tuple[int, ...]:
     """Return this rank and all other ranks that have the same values of ``tensor``.
 
-    All ranks of the data group have the same values of a plain tensor. For a DTensor, the placements define along which
-    dimensions of the mesh the ranks have the same values.
+    All ranks of the data group have the same values of a plain tensor. For a DTensor, the result contains the ranks
+    along each mesh dimension with the placement ``Replicate``.
     """
     if not is_dtensor(tensor):
         return tuple(strategy.data.ranks)

@@ -18,12 +18,12 @@ from drivetrain.errors import ConfigurationError, described, did_you_mean, numbe
 Policy = Callable[..., Any] | Collection[type[nn.Module] | str] | type[nn.Module] | str
 """A selection of layers: classes, class names, a function ``policy(module) -> bool``, or a policy of torch's FSDP."""
 
-_WITHOUT_FORWARD = (nn.ModuleList, nn.ModuleDict)  # never blocks: FSDP gathers a block only when the block is called
+_WITHOUT_FORWARD = (nn.ModuleList, nn.ModuleDict)  # never blocks: FSDP gathers a block when its forward is called
 
 
 def find_blocks(root: nn.Module) -> list[nn.Module]:
-    """Return the blocks of a model without a policy: the blocks that the model declares, or otherwise the repeated
-    layers.
+    """Return the blocks of ``root`` if the user gives no policy: the blocks that the model declares, or else its
+    repeated layers.
 
     A model declares blocks in ``_no_split_modules``, a list of class names, as models of Hugging Face do. Repeated
     layers are layers of the same class in one ``ModuleList``, ``Sequential`` or ``ModuleDict``. If there are no such
@@ -119,8 +119,8 @@ def _by_function(root: nn.Module, function: Callable[..., Any]) -> list[nn.Modul
 
 
 def _by_size(module: nn.Module, function: Callable[..., Any], found: list[nn.Module], root: nn.Module) -> int:
-    """Apply a policy ``(module, recurse, nonwrapped_numel)`` bottom-up. Return the number of elements in the blocks
-    that the policy selects.
+    """Append to ``found`` the modules that a policy ``(module, recurse, nonwrapped_numel)`` selects, inner modules
+    first. Return the number of elements in these modules.
     """
     size = _size(module)
     if not function(module=module, recurse=True, nonwrapped_numel=size):

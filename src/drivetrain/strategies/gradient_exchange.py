@@ -23,11 +23,11 @@ ranks pass the same name.
 
 
 def alike(tensors: Iterable[T], most_bytes: int = _BUCKET_BYTES) -> list[list[T]]:
-    """Divide ``tensors`` into lists that can each be exchanged at once. The tensors of a list have one dtype and one
-    device, and the size of a list is limited.
+    """Divide ``tensors`` into lists that can each be exchanged at once. The tensors of a list have the same dtype and
+    device.
 
-    The lists are in the order of their first tensors. The tensor with which a list reaches ``most_bytes`` is the last
-    tensor of the list.
+    A list ends with the tensor that makes its size reach ``most_bytes``. The lists are in the order of their first
+    tensors.
     """
     lists: list[list[T]] = []
     open_lists: dict[tuple[torch.dtype, torch.device], list[T]] = {}
@@ -93,7 +93,9 @@ class Bucket:
 
     @torch.no_grad()
     def unpack(self) -> None:
-        """Write the means into the gradients. If no rank has a gradient of a parameter, the gradient stays ``None``."""
+        """Copy the means from ``flat`` to the gradients. If no rank has a gradient of a parameter, the gradient stays
+        ``None``.
+        """
         assert self.flat is not None  # pack() has run
         sizes = [*(parameter.numel() for parameter in self.parameters), len(self.parameters)]
         *parts, there = self.flat.split(sizes)  # type: ignore[no-untyped-call]

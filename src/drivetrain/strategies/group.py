@@ -1,4 +1,4 @@
-"""Groups of ranks: the contract, a group of one process, and torch's process groups."""
+"""Groups of ranks: the base class, a group of one process, and torch's process groups."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Group(ABC):
 
         Args:
             tensor: a tensor whose shape and dtype are the same on every member.
-            sync_grads: let the gradient of each slice flow back to the member whose tensor the slice is.
+            sync_grads: let the gradient of each slice flow back to the member that passed the slice.
         """
         if sync_grads and tensor.requires_grad and torch.is_grad_enabled():
             raise NotSupportedError(
@@ -320,8 +320,8 @@ class WaitingGroup(Group):
 
 
 def all_or_alone(group: Group, ranks: Sequence[int], why: str) -> Group:
-    """Return ``group`` or a group of this rank alone. Used if the communication library cannot create a group of only
-    some ranks of a job.
+    """Return ``group`` if ``ranks`` are all ranks of ``group``. Return a group of one process if ``ranks`` is only this
+    rank. Some communication libraries cannot create other groups.
 
     Raises:
         NotSupportedError: ``ranks`` are neither all ranks of ``group`` nor this rank alone. The message ends with

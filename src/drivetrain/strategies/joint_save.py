@@ -42,8 +42,8 @@ def begin(
     listed: str,
     store: Any,
 ) -> None:
-    """Write ``state`` and each rank's ``part`` as ``rank_files.save`` does, but in the background. Every rank must call
-    this function. ``store`` is the result of :func:`store_for`.
+    """Write ``state`` and each rank's ``part`` in the background. ``rank_files.save`` does the same while training
+    waits. Every rank must call this function. ``store`` is the result of :func:`store_for`.
 
     Raises:
         CheckpointError: this rank cannot begin to save. The other ranks raise an error later, when they wait for the
@@ -129,7 +129,7 @@ def _follow(strategy: Strategy, joint: JointSave, path: str | Path, own: rank_fi
 def store_for(world: Group, path: str | Path) -> Any:
     """Return the store for a save to ``path``. Every rank must call this function. The result is a new connection to
     the job's store. If the job has no store, the result is a store in a file beside the checkpoint, or ``None`` if some
-    ranks do not see this file. The last rank removes the file.
+    ranks do not see this file. The last rank that uses the file removes it.
     """
     if world.store is not None:
         return world.store.clone()
@@ -154,7 +154,7 @@ def store_for(world: Group, path: str | Path) -> Any:
     return store
 
 
-_BRANCHES = 8  # the ranks form a tree, in which each rank has up to this many ranks below it
+_BRANCHES = 8  # messages pass through a tree of ranks; each rank has up to this many children
 _decided: list[str] = []  # the keys of outcomes that are still in the store
 
 
@@ -167,7 +167,7 @@ class JointSave:
         world: all ranks.
         path: the checkpoint, for messages.
         save_id: the name of the save, equal on all ranks and new for every save.
-        store: the result of :func:`store_for`. ``None``: the world has one rank, or training waits while the ranks
+        store: the result of :func:`store_for`. ``None``: there is only one rank, or training waits while the ranks
             exchange messages.
         writers: the ranks that write a file, without rank 0; ``None``: all ranks write a file.
     """
@@ -181,8 +181,8 @@ class JointSave:
         self._store, self._key = store, f"drivetrain/save {save_id}"
 
     def exchange(self, written: Any, failure: BaseException | None) -> list[Any]:
-        """Send the other ranks ``written``, the description of this rank's file (plain data or objects with plain
-        attributes), or ``failure``.
+        """Send the other ranks ``written``, a description of this rank's file, or the reason of ``failure``.
+        ``written`` is plain data, or consists of objects with plain attributes.
 
         Returns:
             On rank 0, the other ranks' values of ``written``, in the order of ranks.
@@ -221,11 +221,12 @@ class JointSave:
         the outcome.
 
         Raises:
-            Exception: the save has failed. A rank that has failed itself raises ``failure``.
+            Exception: ``failure``, if this rank has failed; a CheckpointError, if another rank has failed.
         """
         key, theirs = f"{self._key}/outcome", ""
         if self._store is not None and self._is_first:
-            with contextlib.suppress(RuntimeError):  # some stores treat an empty value as missing
+            with contextlib.suppress(RuntimeError):  # the job and the job's store have ended
+                # the value begins with "-", because some stores treat an empty value as missing
                 self._store.set(key, f"-{'' if failure is None else _text(failure)}")
             _decided.append(key)
         elif self._store is not None:
@@ -237,8 +238,8 @@ class JointSave:
             raise failure or CheckpointError(theirs)
 
     def _below(self) -> tuple[dict[str, Any], str]:
-        """Return the messages of the ranks below this rank in the tree, by rank. Also return why one of these ranks
-        could not write its file, or "".
+        """Return the messages of this rank's children in the tree, by rank. Also return why one of them could not write
+        its file, or "".
         """
         first = _BRANCHES * self._tree.index(self._rank) + 1
         ranks = self._tree[first : first + _BRANCHES]
