@@ -195,7 +195,7 @@ def reduce_keyed(peers: Peers, names: Sequence[str], sums: Tensor, most: Tensor)
 def _agree_on_names(peers: Peers, names: Sequence[str], kinds: str, wrong: bool) -> None:
     rows, _ = peers.meet(f"{len(names)} names, {kinds}", failed=wrong, also="\0".join(names))
     if len({row.digest for row in rows}) > 1 and builtins.all(row.call == peers.call for row in rows):
-        each = gather_objects(peers, list(names))  # every rank reaches this line, because all ranks have the same rows
+        each = gather_objects(peers, list(names))  # on every rank, because ``rows`` are equal on all ranks
         if any(other != each[0] for other in each):
             raise ConfigurationError(differing_names(each, peers.ranks))
     peers.check(rows)
@@ -417,13 +417,12 @@ def gather_objects(peers: Peers, obj: Any) -> list[Any]:
         if isinstance(obj, _CONSTANTS) or (type(obj) is tuple and builtins.all(isinstance(x, _CONSTANTS) for x in obj)):
             return [obj] * len(peers.ranks)
         return [obj if rank == peers.rank else loaded(data, peers.device) for rank in peers.ranks]
-    rows = peers.gather(_padded(len(data).to_bytes(8, "big") + data, 8 + size))
-    found = []
-    for rank, row in zip(peers.ranks, rows, strict=True):
-        packed = as_bytes(row) if rank != peers.rank else b""
-        end = 8 + int.from_bytes(packed[:8], "big")
-        found.append(obj if rank == peers.rank else loaded(packed[8:end], peers.device))
-    return found
+    rows = zip(peers.ranks, peers.gather(_padded(len(data).to_bytes(8, "big") + data, 8 + size)), strict=True)
+    return [obj if rank == peers.rank else loaded(_after_length(as_bytes(row)), peers.device) for rank, row in rows]
+
+
+def _after_length(packed: bytearray) -> bytearray:
+    return packed[8 : 8 + int.from_bytes(packed[:8], "big")]
 
 
 def _padded(data: bytes, size: int) -> Tensor:
