@@ -35,8 +35,8 @@ def given(
     nvme_path: str,
     options: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return ``config`` with the strategy's other arguments merged into it. Only check ``options``, which
-    :func:`complete` adds later.
+    """Return ``config`` with the strategy's other arguments merged into it. This function only checks ``options``;
+    :func:`complete` adds them later.
 
     Raises:
         ConfigurationError: the file cannot be read, an entry sets a value that the Trainer decides, or two entries

@@ -81,7 +81,7 @@ class XLAExecution(Strategy):
             )
         return super().explain(error)
 
-    # ---- execution on the device --------------------------------------------------------------------------------
+    # ---- execution on the device ---------------------------------------------------------------------------------
 
     def optimizer_step(
         self, optimizer: Optimizer, closure: Callable[[], Any] | None, model: nn.Module | None = None, **kwargs: Any

@@ -82,7 +82,7 @@ def compare(world: Group, data: Group, facts: Facts) -> Agreement:
     if world.size == 1:
         return Agreement(facts.changes)
     own = [
-        facts.job.get(METHOD, "compare_models").replace(" ", "_"),  # a message shows a text only up to its first space
+        facts.job.get(METHOD, "compare_models").replace(" ", "_"),  # no spaces: error messages show only the first word
         _digest(facts.job), str(data.ranks[0]), _digest(facts.model), _digest({"seed": facts.seed})[:8],
         _digest({"loggers": facts.loggers})[:8], str(int(facts.changes)),
     ]  # fmt: skip
@@ -114,7 +114,7 @@ def _gathered(world: Group, text: str) -> list[str]:
     if not isinstance(world, TorchGroup):
         return world.gather_objects(text)
     peers = peers_of(COMPARISON, world.handle, world.device)
-    assert peers is not None  # peers_of returns None only for one rank
+    assert peers is not None  # peers_of returns None only if the group has one rank
     rows, _ = peers.meet(text)
     if any(row.call != COMPARISON for row in rows):
         peers.check(rows)  # always raises: some ranks call a different operation

@@ -27,7 +27,7 @@ def split_batch(batch: Any, devices: Sequence[torch.device]) -> tuple[list[Any],
     samples than devices is split into parts of one sample.
 
     Raises:
-        ConfigurationError: something in the batch cannot be split.
+        ConfigurationError: a value in the batch cannot be split.
     """
     samples = next(_lengths(batch), None)
     if samples is None:
@@ -111,7 +111,7 @@ class Joiner:
         self._sizes = sizes
         self._device = device
 
-    # ---- for hooks over the whole batch --------------------------------------------------------------------------
+    # ---- for hooks such as training_step_end ---------------------------------------------------------------------
 
     def gathered(self, outputs: Sequence[Any]) -> Any:
         """Join the outputs of the parts into one tree. Tensors are concatenated. Numbers and tensors without dimensions
@@ -133,7 +133,7 @@ class Joiner:
             return torch.cat([each.to(self._device, non_blocking=True).reshape(each.shape or (1,)) for each in tensors])
         return list(outputs)
 
-    # ---- without such a hook -------------------------------------------------------------------------------------
+    # ---- for steps without a hook --------------------------------------------------------------------------------
 
     def joined(self, outputs: Sequence[Any]) -> Any:
         """Join the outputs of the parts into the output for the complete batch. Numbers in the outputs must be means

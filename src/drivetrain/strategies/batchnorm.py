@@ -155,7 +155,7 @@ def _synchronised_class(was: type) -> type:
     return type(f"Synchronised{was.__name__}", (_Synchronised, base), members)
 
 
-# ---- the numbers -----------------------------------------------------------------------------------------------------
+# ---- the statistics --------------------------------------------------------------------------------------------------
 
 
 def _statistics(input: Tensor, peers: Peers) -> tuple[Tensor, Tensor, Tensor]:

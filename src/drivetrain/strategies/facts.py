@@ -74,9 +74,9 @@ class Facts:
             ``no_grad``.
         handles_gradient_accumulation: the optimizers themselves accumulate gradients over batches. The loop
             therefore does not divide the loss, and steps the optimizers after each batch.
-        honoured_hooks: for a strategy that implements the whole step itself: the hooks that its step calls. If the
-            module or a callback overrides another hook of a step, set-up raises an error. Use ``StepParts.HOOKS`` for
-            the hooks that ``StepParts`` calls, and "all" for every hook.
+        honoured_hooks: the hooks that the strategy calls, if it implements the whole step itself. If the module or a
+            callback overrides another hook of a step, set-up raises an error. Use ``StepParts.HOOKS`` for the hooks
+            that ``StepParts`` calls, and "all" for every hook.
         local_passes: "module:function" for ``Trainer(split_on_oom=True)``. The function returns the
             :class:`~drivetrain.strategies.local_passes.LocalPasses` of this strategy. A ``LocalPasses`` object runs
             passes in which the ranks do not communicate, and one exchange afterwards. If empty, ``split_on_oom=True``

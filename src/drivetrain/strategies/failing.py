@@ -94,9 +94,7 @@ def _write_for_report(sheet: Sheet | None, error: BaseException) -> None:
 
 
 def summary(error: BaseException, where: str) -> str:
-    """Return a text for other ranks. The text names the failed rank, the phase of the run, the exception and the line
-    of the user's code.
-    """
+    """Return a text with the failed rank, the phase of the run, the exception and the line of the user's code."""
     place = place_of_user(error)
     lines = f"{type(error).__name__}: {text_of(error)}".splitlines()
     return f"Rank {dist.get_rank()} had failed, {where}: {lines[0]}{place and f', at {place}'}"

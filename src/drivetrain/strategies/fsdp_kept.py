@@ -18,8 +18,8 @@ from drivetrain.base.packages import fsdp
 
 
 def keep_until_backward(root: nn.Module, kept: Sequence[nn.Module]) -> None:
-    """Let each forward pass of ``root`` gather parameters from the current shards, not use older gathered copies. Free
-    the copies after a pass without gradients.
+    """Let each forward pass of ``root`` gather parameters from the current shards, and not use older gathered copies.
+    Free the gathered copies after a pass without gradients.
 
     Args:
         root: the model.
@@ -67,7 +67,7 @@ class _Passes:
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients of the module's parameters and of all shards. Between forward and backward, the module
-        contains gathered parameters. The module's own ``zero_grad`` would then miss the shards.
+        contains gathered parameters. The module's own ``zero_grad`` would then not clear the gradients of the shards.
         """
         self._root_zero_grad(set_to_none)
         for shard in (each.sharded_param for group in self._groups for each in group.fsdp_params):

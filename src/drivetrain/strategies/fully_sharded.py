@@ -226,7 +226,7 @@ class FullySharded(Strategy):
             held = parameter.unsharded_accumulated_grad
             if held is None and (gathered := torch_private.gathered_of(parameter)) is not None:
                 held = gathered.grad
-            if held is None:  # the shard may have the gradient even while parameters are gathered
+            if held is None:  # the gradient may be in the shard, even if the parameter is gathered
                 held = parameter.sharded_param.grad
             if held is not None:
                 found[name] = sharded_state.local_shard(held)

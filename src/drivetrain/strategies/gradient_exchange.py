@@ -190,7 +190,7 @@ class GradientExchanges:
         self._of: dict[int, GradientExchange] = {}  # the keys are the id() of modules
 
     def begin(self, module: nn.Module, ranks: int, start: Start, wait: Callable[[Any], Any]) -> None:
-        """Exchange the gradients of ``module`` from now on. An earlier exchange for this module is replaced."""
+        """Begin to exchange the gradients of ``module``. An earlier exchange for this module is replaced."""
         if (earlier := self._of.pop(id(module), None)) is not None:
             earlier.close()
         self._of[id(module)] = GradientExchange(module.parameters(), ranks, start, wait)

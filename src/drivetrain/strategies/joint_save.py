@@ -188,9 +188,8 @@ class JointSave:
             On rank 0, the other ranks' values of ``written``, in the order of ranks.
 
         Raises:
-            Exception: ``failure`` if this rank could not write its file, or a CheckpointError if another rank could not
-                write its file. With a store, only rank 0 raises the exception here. The other ranks raise the exception
-                in :meth:`conclude`.
+            Exception: ``failure``, or a CheckpointError if another rank could not write its file. With a store, only
+                rank 0 raises the exception here. The other ranks raise the exception in :meth:`conclude`.
         """
         if self._store is None and len(self._ranks) > 1:
             outcomes = self._world.gather_objects((written, failure and shown_error(failure)))
