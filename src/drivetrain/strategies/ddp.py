@@ -227,8 +227,8 @@ class DDPStrategy(ParallelStrategy):
         """Wrap the module again if parameters have been thawed or frozen since the last wrapping.
 
         Between two batches of one optimizer step, the module is wrapped again only if a parameter was thawed. The new
-        wrapper then also includes the parameters that were just frozen, because their gradients from earlier batches
-        must still be averaged.
+        wrapper also includes parameters that were just frozen, because their gradients from earlier batches must be
+        averaged.
         """
         model = self.model
         if not isinstance(model, DistributedDataParallel) or (trained := _trained(model)) == self._averaged:

@@ -380,8 +380,8 @@ def bind_clipping(strategy: Strategy, module: nn.Module, algorithm: Any) -> Call
 
 
 def bind_accumulating(strategy: Strategy, model: nn.Module) -> Callable[[], AbstractContextManager[Any]] | None:
-    """Return a function that creates a context in which backward passes exchange no gradients; ``None`` if the strategy
-    has no such context.
+    """Return a function that creates a context without exchange of gradients in backward passes. ``None``: the strategy
+    has none.
     """
     if overrides(strategy, "block_backward_sync", Familiar):  # the override only supports ``strategy.model``
         return functools.partial(_blocking, strategy, model)

@@ -17,7 +17,7 @@ _BUCKET_BYTES = 25 * 2**20
 T = TypeVar("T", bound=Tensor)
 
 Start = Callable[[Tensor, str], Any]
-"""A function of ``(tensor, name)`` that starts to sum the tensor over the ranks, in place, and returns a handle. All
+"""A function ``(tensor, name)`` that starts an in-place sum of the tensor over the ranks, and returns a handle. All
 ranks pass the same name.
 """
 
@@ -111,9 +111,9 @@ class Bucket:
 class GradientExchange:
     """Averages the gradients of ``parameters`` over the ranks in each backward pass.
 
-    A bucket (a group of gradients) is sent when all gradients in the bucket are computed and all earlier buckets were
-    sent. All ranks therefore send the same buckets in the same order. After the backward pass, the gradients are the
-    means. If the loss of a rank does not depend on a parameter, the rank sends zeros as the gradient of the parameter.
+    A bucket (a group of gradients) is sent when its gradients are computed and all earlier buckets were sent. All ranks
+    therefore send the same buckets in the same order. After the backward pass, the gradients are the means. If the loss
+    of a rank does not depend on a parameter, the rank sends zeros as the gradient of the parameter.
 
     Args:
         parameters: the parameters, in the same order on all ranks; gradients of frozen parameters are not exchanged.

@@ -33,8 +33,7 @@ class Group(ABC):
         rank: the rank of this process.
         ranks: the ranks of all members, including this process. Gathered values are in the order of ``ranks``.
         handle: the torch.distributed process group, for torch's functions; ``None``: all processes, or no group.
-        checks: decides which calls of tensor collectives the members compare with each other before the exchange;
-            ``None``: all calls.
+        checks: decides which calls of tensor collectives the members compare first; ``None``: all calls.
         machine: the group of the members on this machine; ``None`` until a save needs the group.
     """
 
@@ -184,8 +183,7 @@ class TorchGroup(Group):
         handle: a process group that contains this process; ``None``: all processes.
         device: this process's device. A tensor is copied to this device for an exchange if the group's backends do not
             support the tensor's own device.
-        checks: decides which calls of tensor collectives the ranks compare with each other before the exchange;
-            ``None``: all calls.
+        checks: decides which calls of tensor collectives the ranks compare first; ``None``: all calls.
         timeout: the timeout of groups that :meth:`new` creates; ``None``: torch's default.
     """
 

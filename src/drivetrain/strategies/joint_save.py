@@ -1,6 +1,6 @@
 """Messages between ranks that write one checkpoint together, in the background or while training waits.
 
-In the background, threads exchange these messages through the job's store instead of by collectives, so that training
+In the background, threads exchange these messages through the job's store. No collective is needed, so that training
 can continue. In a job without a store, the threads use a file beside the checkpoint. Each rank posts one message: the
 description of its file, or the reason why the rank could not write its file. Rank 0 collects these messages, writes the
 file that completes the checkpoint, and posts the outcome. The other ranks wait for the outcome. If the save fails,
@@ -91,7 +91,7 @@ def _complete(
     entries: Sequence[rank_files.Entry],
 ) -> None:
     """End a save on rank 0, in the writing thread. ``main`` is the result of writing the checkpoint's main file. If the
-    main file has replaced an earlier checkpoint, remove the files that other ranks wrote for the earlier checkpoint.
+    main file has replaced an earlier checkpoint, also remove the other ranks' files of that checkpoint.
     """
     failure = main if isinstance(main, Exception) else main.exception()
     if failure is None:
@@ -128,8 +128,8 @@ def _follow(strategy: Strategy, joint: JointSave, path: str | Path, own: rank_fi
 
 def store_for(world: Group, path: str | Path) -> Any:
     """Return the store for a save to ``path``. Every rank must call this function. The result is a new connection to
-    the job's store. If the job has no store, the result is a store in a file beside the checkpoint, or ``None`` if some
-    ranks do not see this file. The last rank that uses the file removes it.
+    the job's store. If the job has no store, the result is a store in a file beside the checkpoint. If some ranks do
+    not see this file, the result is ``None``. The last rank that uses the file removes it.
     """
     if world.store is not None:
         return world.store.clone()
