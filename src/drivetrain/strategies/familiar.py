@@ -59,9 +59,7 @@ class Familiar(Step, State):
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """Arguments for a DistributedSampler. Ranks that must get the same samples, with the same augmentation, get the
-        same value of ``rank``.
-        """
+        """Arguments for a DistributedSampler. Ranks that must get the same samples have the same ``rank`` here."""
         return {"num_replicas": self.data.size, "rank": self.data.index}
 
     @property

@@ -112,8 +112,8 @@ class GradientExchange:
     """Averages the gradients of ``parameters`` over the ranks in each backward pass.
 
     A bucket (a group of gradients) is sent when its gradients are computed and all earlier buckets were sent. All ranks
-    therefore send the same buckets in the same order. After the backward pass, the gradients are the means. If the loss
-    of a rank does not depend on a parameter, the rank sends zeros as the gradient of the parameter.
+    therefore send the same buckets in the same order. After the backward pass, each gradient is the mean over the
+    ranks. If the loss of a rank does not depend on a parameter, the rank sends zeros as the gradient of the parameter.
 
     Args:
         parameters: the parameters, in the same order on all ranks; gradients of frozen parameters are not exchanged.

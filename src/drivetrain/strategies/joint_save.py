@@ -216,8 +216,8 @@ class JointSave:
         return [found[str(rank)] for rank in self._tree[1:]]
 
     def conclude(self, failure: BaseException | None) -> None:
-        """End the save. With a store, rank 0 sends the other ranks the outcome. Without a store, the caller must send
-        the outcome.
+        """End the save. With a store, rank 0 sends the other ranks the outcome. Without a store, the caller must tell
+        the other ranks.
 
         Raises:
             Exception: ``failure``, if this rank has failed; a CheckpointError, if another rank has failed.
