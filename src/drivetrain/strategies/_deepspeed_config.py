@@ -1,5 +1,5 @@
-"""Merge the user's configuration of DeepSpeed with the strategy's arguments and the run's precision; raise an error for
-contradictions.
+"""Merge the user's configuration of DeepSpeed with the strategy's arguments and the precision. Raise an error if they
+contradict each other.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def given(
     nvme_path: str,
     options: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Merge the strategy's arguments, except ``options``, into a configuration for DeepSpeed. Check ``options``.
+    """Return ``config`` with the strategy's other arguments merged into it. This function only checks ``options``;
+    :func:`complete` adds them later.
 
     Raises:
         ConfigurationError: the file cannot be read, an entry sets a value that the Trainer decides, or two entries
@@ -61,8 +62,8 @@ def given(
 
 
 def complete(config: Mapping[str, Any], options: Mapping[str, Any], precision: str) -> dict[str, Any]:
-    """Return the configuration for DeepSpeed's engine. The configuration contains ``config``, ``options`` and the
-    entries for ``precision``.
+    """Return the configuration for DeepSpeed's engine: ``config``, ``options``, the entries for ``precision``, and
+    drivetrain's defaults.
 
     Raises:
         ConfigurationError: DeepSpeed or the device does not support this precision, or an option is unknown.

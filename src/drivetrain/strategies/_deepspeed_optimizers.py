@@ -1,5 +1,5 @@
-"""Create an optimizer of the user's class for DeepSpeed's engine, and copy options between this optimizer and the
-user's optimizer.
+"""Give DeepSpeed's engine an optimizer of the same class as the user's optimizer. Copy options, such as the learning
+rate, between the two optimizers.
 
 DeepSpeed's ZeRO replaces the parameters in the parameter groups of the engine's optimizer by flat tensors. The user's
 optimizer keeps the module's parameters. Checkpoints, schedulers and callbacks use the user's optimizer.

@@ -1,5 +1,5 @@
-"""Gather the sharded states of a DeepSpeed engine into complete tensors for a checkpoint, and shard the tensors of a
-checkpoint again.
+"""Gather the sharded states of a DeepSpeed engine into complete tensors for a checkpoint. Load complete tensors into
+the shards of an engine.
 
 ZeRO keeps float32 master weights and optimizer states as flat shards, one per rank and parameter group. A checkpoint
 instead contains complete tensors with the names from the user's module. Any strategy can therefore load the checkpoint
@@ -120,8 +120,8 @@ def whole_optimizer_state(engine: Any, optimizer: Optimizer, keep: bool) -> dict
 
 
 def load_optimizer_state(engine: Any, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
-    """Load an optimizer state that :func:`whole_optimizer_state` returned, perhaps in a job with a different number of
-    ranks. Every rank must call this function.
+    """Load an optimizer state that :func:`whole_optimizer_state` returned. The number of ranks may have changed since
+    then. Every rank must call this function.
 
     Raises:
         WrongForm: a tensor and its parameter have different shapes.
@@ -158,7 +158,8 @@ def load_optimizer_state(engine: Any, optimizer: Optimizer, saved: Mapping[str, 
 
 
 def _link_states(engine: Any) -> None:
-    """Link each parameter to its optimizer states; ZeRO-1 and ZeRO-2 need these links.
+    """Link each parameter to its optimizer states. With ZeRO-1 and ZeRO-2, DeepSpeed finds the states only through
+    these links.
 
     ZeRO itself creates the links only once, after the first step of the first parameter group. At that time the
     parameters of all other groups have no states, so ZeRO does not link these parameters.
@@ -204,9 +205,7 @@ def _copied(value: Any) -> Any:
 
 
 def _pieces(engine: Any, optimizer: Optimizer) -> list[list[Tensor]]:
-    """Return this rank's flat shards of each parameter group of ``optimizer``; ZeRO-3 may split a group into several
-    shards.
-    """
+    """Return this rank's flat shards, in a list for each parameter group. With ZeRO-3, a group may have several."""
     zero = engine.optimizer
     trained = [any(each.requires_grad for each in group["params"]) for group in optimizer.param_groups]
     found: dict[int, list[Tensor]] = {}

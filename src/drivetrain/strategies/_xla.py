@@ -26,22 +26,20 @@ from drivetrain.strategies.familiar import then
 from drivetrain.strategies.strategy import Strategy
 
 _NO_QUEUE = "device_ready_queues_"  # part of torch's message if the autograd engine does not know a device
-DEBUG = "PT_XLA_DEBUG"  # this environment variable lets torch_xla report compilations and reads of values
+DEBUG = "PT_XLA_DEBUG"  # if this environment variable is set, torch_xla reports compilations and reads of values
 
 
 class XLAExecution(Strategy):
     """Base of the strategies for XLA devices.
 
-    torch_xla records operations, and executes the recorded operations at a ``sync``. These strategies call ``sync``
-    after each optimizer step, after each batch whose gradients are accumulated, and after each batch of an evaluation.
-    An optimizer step therefore forms one graph with the forward and backward pass before the step, and torch_xla
-    compiles this graph once per shape of batch.
+    torch_xla records operations, and executes them when ``torch_xla.sync()`` is called. These strategies call ``sync``
+    after each optimizer step, and after each batch without an optimizer step. The forward pass, the backward pass and
+    the optimizer step therefore form one graph. torch_xla compiles the graph once for each shape of batch.
 
     At the start of a run, the strategy seeds the device's random generator from the state of torch's generator.
 
     Attributes:
-        debug: whether torch_xla reports, during this run, the reasons for compilations and the places where values are
-            read.
+        debug: whether torch_xla reports, during this run, why it compiles and where the program reads values.
     """
 
     facts = Strategy.facts.but(
@@ -73,7 +71,7 @@ class XLAExecution(Strategy):
         os.environ.pop(DEBUG, None)
 
     def explain(self, error: BaseException) -> Exception | None:
-        """Explain an error of torch: the autograd engine has no thread for XLA devices."""
+        """Return an explanation if torch's autograd engine has no thread for XLA devices."""
         if isinstance(error, RuntimeError) and _NO_QUEUE in str(error):
             return ConfigurationError(
                 "torch cannot compute gradients on XLA devices in this process, because it computed some on another "
@@ -82,7 +80,7 @@ class XLAExecution(Strategy):
             )
         return super().explain(error)
 
-    # ---- when the device runs ------------------------------------------------------------------------------------
+    # ---- execution on the device ---------------------------------------------------------------------------------
 
     def optimizer_step(
         self, optimizer: Optimizer, closure: Callable[[], Any] | None, model: nn.Module | None = None, **kwargs: Any
@@ -102,7 +100,7 @@ class XLAExecution(Strategy):
 
 
 def _seed() -> int:
-    """Return a number that is computed from the state of torch's generator. The state does not change."""
+    """Return a seed that depends on the state of torch's generator. The state does not change."""
     state = bytes(torch.get_rng_state().tolist())
     return int.from_bytes(hashlib.blake2b(state, digest_size=7).digest(), "little")
 
@@ -146,5 +144,5 @@ def checked(
 
 
 def device_meant(device: torch.device | str | int) -> torch.device:
-    """Return the XLA device for a constructor's argument. A number is the index of a device of this machine."""
+    """Return ``device`` as a ``torch.device``. A number is the index of an XLA device of this machine."""
     return torch.device("xla", device) if isinstance(device, int) else torch.device(device)

@@ -25,8 +25,7 @@ from drivetrain.strategies.strategy import Strategy
 
 _MOST = 8  # the number of differences that a message shows
 _MISSING = "none"
-METHOD = "the method called"  # the key in ``Facts.job`` whose value is the name of the called method, such as fit
-_CALL = COMPARISON
+METHOD = "the method called"  # a key of ``Facts.job``; the value is the Trainer's method, such as "fit"
 # For these types, the ``repr`` of an option is compared. The ``repr`` of other objects may contain a memory address.
 _OWN_VALUES = (bool, int, float, str, type(None))
 
@@ -68,8 +67,8 @@ def compare(world: Group, data: Group, facts: Facts) -> Agreement:
     """Compare the arguments and models of the ranks. Every rank must call this function.
 
     Each rank sends one text of fixed size with digests. If digests differ, the ranks exchange the values. Different
-    seeds cause only a warning. Rank 0 always decides the parameters and the order of the data. Users often set
-    different seeds, so that each rank augments samples differently.
+    seeds cause only a warning. Rank 0 decides the initial parameters and the order of the samples, whatever the seeds
+    are. Different seeds can be useful, because each rank then augments samples differently.
 
     Args:
         world: all ranks.
@@ -83,7 +82,7 @@ def compare(world: Group, data: Group, facts: Facts) -> Agreement:
     if world.size == 1:
         return Agreement(facts.changes)
     own = [
-        facts.job.get(METHOD, "compare_models").replace(" ", "_"),  # error messages cut a text at the first space
+        facts.job.get(METHOD, "compare_models").replace(" ", "_"),  # no spaces: error messages show only the first word
         _digest(facts.job), str(data.ranks[0]), _digest(facts.model), _digest({"seed": facts.seed})[:8],
         _digest({"loggers": facts.loggers})[:8], str(int(facts.changes)),
     ]  # fmt: skip
@@ -114,12 +113,12 @@ def _digest(texts: Mapping[str, str]) -> str:
 def _gathered(world: Group, text: str) -> list[str]:
     if not isinstance(world, TorchGroup):
         return world.gather_objects(text)
-    peers = peers_of(_CALL, world.handle, world.device)
-    assert peers is not None  # peers_of returns None only for one rank
+    peers = peers_of(COMPARISON, world.handle, world.device)
+    assert peers is not None  # peers_of returns None only if the group has one rank
     rows, _ = peers.meet(text)
-    if any(row.call != _CALL for row in rows):
+    if any(row.call != COMPARISON for row in rows):
         peers.check(rows)  # always raises: some ranks call a different operation
-    return [row.text.removeprefix(f"{_CALL}(").removesuffix(")") for row in rows]
+    return [row.text.removeprefix(f"{COMPARISON}(").removesuffix(")") for row in rows]
 
 
 def _differing(everyones: Sequence[Facts], parts: Sequence[str], ranks: Sequence[int]) -> str:
@@ -219,8 +218,8 @@ def seed() -> str:
 
 
 def text_of(value: Any) -> str:
-    """Return a text for ``value`` that can be compared between ranks. The text is the value itself for a plain value,
-    the name for a function or class, and only the class for any other object.
+    """Return a text for ``value`` that can be compared between ranks: for example the ``repr`` of a number, the name of
+    a function or class, or the class of any other object.
     """
     if isinstance(value, _OWN_VALUES):
         return repr(value)

@@ -19,14 +19,15 @@ Alone = Literal["whole", "shards", ""]
 STATE_VERBS = (
     "lightning_module_state_dict", "module_state", "optimizer_state", "open_gradients", "save_checkpoint",
 )  # fmt: skip
-"""The methods that return states. A strategy overrides at least one of these methods if no rank has the complete state.
+"""The methods that return or save states. If no rank has the complete state, the strategy overrides at least one of
+them.
 """
 
 
 @contextmanager
 def alone(strategy: Strategy, what: Alone) -> Iterator[Alone]:
-    """Context in which this rank does not communicate. The context yields ``what``, the kind of state that this rank
-    can save alone.
+    """Context in which the strategy's groups contain only this rank, so that no method communicates. Yields ``what``:
+    "whole" if this rank can save the complete state, "shards" if it can save its shards.
     """
     hurry()  # a background save then waits only briefly for other ranks
     with temporarily(vars(strategy), _groups=(LoneGroup(strategy.global_rank),) * 3):
@@ -36,8 +37,8 @@ def alone(strategy: Strategy, what: Alone) -> Iterator[Alone]:
 def whole_here(strategy: Strategy, base: type = Familiar) -> Alone:
     """Return "whole" if each rank has the complete model and optimizer states, else "".
 
-    For "whole", the strategy must not override a method of ``base`` that returns a state, and no optimizer's state may
-    be spread over the ranks.
+    The result is "" in three cases: the strategy overrides a method of ``base`` in :data:`STATE_VERBS`, an optimizer's
+    state is spread over the ranks, or ranks have different parts of the model.
     """
     if any(overrides(strategy, name, base) for name in STATE_VERBS):
         return ""

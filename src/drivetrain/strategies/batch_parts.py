@@ -1,9 +1,9 @@
 """Split a batch into parts for several devices, and join the outputs of the parts.
 
-A batch is a tree, as in :mod:`drivetrain.base.tree`. The size of a batch is the length of its first tensor along the
+A batch may be nested: see :mod:`drivetrain.base.tree`. The size of a batch is the length of its first tensor along the
 first dimension. Every tensor with dimensions must have this length, and is split along the first dimension. A list of
-strings, numbers or other plain objects is also split if the list has this length. Every part gets all tensors without
-dimensions and all other plain values, unchanged.
+strings, numbers or other plain objects is also split if the list has this length. Tensors without dimensions and all
+other values go to every part, unchanged.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def split_batch(batch: Any, devices: Sequence[torch.device]) -> tuple[list[Any],
     samples than devices is split into parts of one sample.
 
     Raises:
-        ConfigurationError: something in the batch cannot be split.
+        ConfigurationError: a value in the batch cannot be split.
     """
     samples = next(_lengths(batch), None)
     if samples is None:
@@ -111,10 +111,10 @@ class Joiner:
         self._sizes = sizes
         self._device = device
 
-    # ---- for hooks over the whole batch --------------------------------------------------------------------------
+    # ---- for hooks such as training_step_end ---------------------------------------------------------------------
 
     def gathered(self, outputs: Sequence[Any]) -> Any:
-        """Join the outputs of the parts into one tree. Tensors are concatenated; numbers and tensors without dimensions
+        """Join the outputs of the parts into one tree. Tensors are concatenated. Numbers and tensors without dimensions
         become a tensor with one element per part.
 
         Other values become a list with one item for each part. If all parts return ``None``, the result is ``None``.
@@ -133,14 +133,14 @@ class Joiner:
             return torch.cat([each.to(self._device, non_blocking=True).reshape(each.shape or (1,)) for each in tensors])
         return list(outputs)
 
-    # ---- without such a hook -------------------------------------------------------------------------------------
+    # ---- for steps without a hook --------------------------------------------------------------------------------
 
     def joined(self, outputs: Sequence[Any]) -> Any:
-        """Return the output that one device would return for the complete batch, if all numbers in the outputs are
-        means over samples.
+        """Join the outputs of the parts into the output for the complete batch. Numbers in the outputs must be means
+        over samples.
 
-        Numbers and tensors with one element are averaged; the weights are the numbers of samples. Other tensors, and
-        lists with an item for each sample, are concatenated. Parts that return ``None`` are left out.
+        Numbers and tensors with one element are averaged, weighted by the numbers of samples. Other tensors, and lists
+        with an item for each sample, are concatenated. Parts that return ``None`` are left out.
         """
         if len(outputs) == 1:
             return outputs[0]
@@ -217,8 +217,8 @@ def _is_plain_list(tree: Any) -> bool:
 
 
 def _is_per_sample(items: Any, size: int) -> bool:
-    """Whether ``items`` is a list with one item per sample. The result is False if an item is a scalar tensor or a
-    tensor of ``size`` elements, because such a tensor describes all samples.
+    """Whether ``items`` is a list with one item per sample. A list with a scalar tensor or a tensor of length ``size``
+    does not count, because these tensors describe all samples.
     """
     if type(items) is not list or len(items) != size:
         return False

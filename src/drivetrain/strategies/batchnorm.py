@@ -5,7 +5,7 @@ each batch norm in the user's model for the duration of a run. The layer remains
 buffers, hooks and names do not change.
 
 For a layer with C channels, the ranks exchange ``2 C + 1`` numbers in each forward pass and ``2 C`` numbers in each
-backward pass of training. The host reads no value from an accelerator, so the host does not wait for the accelerator.
+backward pass of training. No value is read from an accelerator, so the host does not wait for the device.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class TorchSyncBatchNorm(LayerSync):
         return model
 
     def count_batches(self, model: nn.Module, counts: bool) -> None:
-        """Set whether the statistics include this rank's next batches. The rank takes part in the exchange in either
-        case.
+        """Set whether the statistics include this rank's next batches. With ``counts=False``, the rank still takes part
+        in the exchange.
         """
         for layer in model.modules():
             if isinstance(layer, _Synchronised):
@@ -155,7 +155,7 @@ def _synchronised_class(was: type) -> type:
     return type(f"Synchronised{was.__name__}", (_Synchronised, base), members)
 
 
-# ---- the numbers -----------------------------------------------------------------------------------------------------
+# ---- the statistics --------------------------------------------------------------------------------------------------
 
 
 def _statistics(input: Tensor, peers: Peers) -> tuple[Tensor, Tensor, Tensor]:
@@ -170,7 +170,7 @@ def _statistics(input: Tensor, peers: Peers) -> tuple[Tensor, Tensor, Tensor]:
     rows = peers.gather(own).to(input.device)
     counts, means, variances = rows[:, :1], rows[:, 1 : 1 + channels], rows[:, 1 + channels :]
     total = counts.sum()
-    # only on the host, because on an accelerator this check would wait for the device
+    # only on the host: on an accelerator, reading ``total`` would wait for the device
     if count < 2 and input.device.type == HOST.type and total == 1:
         raise ValueError(
             f"The {len(peers.ranks)} ranks together gave one value per channel (here, a batch of shape "
@@ -178,7 +178,7 @@ def _statistics(input: Tensor, peers: Peers) -> tuple[Tensor, Tensor, Tensor]:
         )
     some = total.clamp(min=1)
     mean = (counts * means).sum(0) / some
-    # not mean(x^2) - mean^2: a difference of large numbers would lose precision
+    # mean(x^2) - mean^2 would lose precision, because it subtracts large numbers
     var = (counts * (variances + (means - mean).square())).sum(0) / some
     return mean, var, total
 
@@ -209,10 +209,10 @@ class _Normalized(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             sums = ctx.peers.all_reduce(torch.cat([to_weight, to_bias]), dist.ReduceOp.SUM)
             scale = weight * (var + ctx.eps).rsqrt()
-            seen = float(ctx.counts)  # 0: the statistics do not depend on this input
+            seen = float(ctx.counts)  # 0 if the statistics do not include this input
             slope, offset = (sums / -count.clamp(min=1)).view(2, -1) * scale * seen
-            # The gradient through the statistics is linear in the normalized input. This gradient and the direct
-            # gradient may nearly cancel each other, so only the sum of both is rounded to 16 bits.
+            # The gradient through the statistics is linear in the normalized input. It may nearly cancel the direct
+            # gradient. The sum is therefore computed in float32 or wider, and rounded afterwards.
             wide = F.batch_norm(input.to(mean.dtype), mean, var, slope, offset, eps=ctx.eps)
             past = scale.view(-1, *[1] * (input.dim() - 2))
             to_input = wide.addcmul_(gradient.to(mean.dtype), past).to(input.dtype)

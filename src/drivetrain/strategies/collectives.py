@@ -4,12 +4,12 @@ Before each operation, the ranks exchange one small message of fixed size that d
 operations, shapes or names differ, every rank raises the same error, and no rank waits forever. If the group has a
 backend for the host ("cpu:gloo,cuda:nccl"), the message is exchanged in host memory. Without such a backend, the
 exchange waits for the device. If a rank calls no collective at all, the other ranks wait until the group's timeout. The
-message makes ``all_gather`` and ``reduce`` several times slower, so their argument ``checks`` can turn the message off.
-Without the message, ranks that call different operations hang or get wrong values, as with torch's own collectives.
+message makes ``all_gather`` and ``reduce`` several times slower, so ``Peers.checks`` can turn it off for them. Without
+the message, ranks that call different operations hang or get wrong values, as with torch's own collectives.
 
-Each function gets ``peers``, the ranks that take part; :class:`drivetrain.strategies.group.TorchGroup` calls the
-functions. If the group's backends do not support a tensor's device, the exchange uses a copy of the tensor on the
-peers' device or on the host. The result is then copied to the device of the input. Ranks are always global ranks.
+:class:`drivetrain.strategies.group.TorchGroup` calls these functions. ``peers`` are the ranks that take part. If the
+group's backends do not support a tensor's device, the exchange uses a copy of the tensor on the peers' device or on the
+host. The result is then copied to the device of the input. Ranks are always global ranks.
 
 Objects are pickled. A rank unpickles only data from other ranks of the same job. Unpickling can run code. A process
 that can send data to the group can therefore run code in the ranks, as with torch's own object collectives.
@@ -37,7 +37,7 @@ _BITWISE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "band": torch.bitwise_and, "bor": torch.bitwise_or, "bxor": torch.bitwise_xor
 }  # fmt: skip
 _CONSTANTS = (type(None), bool, int, float, str)
-_SMALL = 4096  # in bytes: objects up to this size are exchanged only if they differ between ranks
+_SMALL = 4096  # bytes; objects up to this size are not exchanged if they are equal on all ranks
 _KNOWN = ["mean", "avg", "sum", "min", "max", "product", "prod"]
 _TORCHS = ["avg", "sum", "min", "max", "product", *_BITWISE]
 
@@ -53,9 +53,8 @@ def all_gather(peers: Peers, tensor: Tensor, sync_grads: bool = False) -> Tensor
     Args:
         peers: the participating ranks.
         tensor: any shape and dtype, equal on every rank; a scalar tensor gives ``(world_size,)``.
-        sync_grads: let gradients flow back. The gradient of this rank's tensor is the sum, over all ranks, of the
-            gradients of the tensor's slice in the result. Every rank must run the backward pass. With
-            ``sync_grads=False`` the result is detached.
+        sync_grads: let gradients flow back. The gradient of ``tensor`` is the sum of all ranks' gradients for its slice
+            of the result. Every rank must run the backward pass. With ``sync_grads=False`` the result is detached.
 
     Returns:
         ``(world_size, *tensor.shape)``.
@@ -80,8 +79,8 @@ def broadcast(peers: Peers, obj: Any, src: int = 0) -> Any:
         src: the source rank; as in torch, a *global* rank even inside a group.
 
     Returns:
-        On rank ``src``, ``obj`` itself; elsewhere a new object. A tensor keeps its shape, dtype and ``requires_grad``,
-        and is a leaf.
+        Rank ``src`` gets ``obj`` itself, all other ranks get a copy. The copy of a tensor has the same shape, dtype and
+        ``requires_grad``, and is a leaf.
 
     Raises:
         ConfigurationError: on every rank, if ranks name different sources, the source is not in the group, or the
@@ -113,16 +112,15 @@ def reduce(peers: Peers, tensor: Any, reduce_op: Any = "mean") -> Any:
     """Return the element-wise reduction of all ranks' tensors. A value that is no tensor is returned unchanged.
 
     Sums are computed in a wider dtype to keep precision: float64 for float32, float32 for 16-bit types, int64 for
-    integers. A mean is the quotient of this sum and the number of ranks. The mean of integers or booleans is float64:
-    the mean of 1 and 2 is 1.5. Sums and products of integers or booleans are int64, as in torch. All other results have
-    the input's dtype. NaN on one rank makes the result NaN on all ranks.
+    integers. A mean is this sum divided by the number of ranks. The mean of integers or booleans is float64: the mean
+    of 1 and 2 is 1.5. Sums and products of integers or booleans are int64, as in torch. All other results have the
+    input's dtype. NaN on one rank makes the result NaN on all ranks.
 
     Args:
         peers: the participating ranks.
-        tensor: the same shape and dtype on every rank. ``tensor`` is not changed, and the result is detached from its
-            graph.
-        reduce_op: "mean" (or "avg"), "sum", "min", "max", "product" (or "prod"), or a ``ReduceOp`` of torch for one of
-            these or for a bitwise operation; ``None`` is the mean.
+        tensor: the same shape and dtype on every rank. ``tensor`` is not changed. The result is detached.
+        reduce_op: "mean" (or "avg"), "sum", "min", "max", "product" (or "prod"), or torch's ``ReduceOp`` for one of
+            these or for a bitwise operation; ``None``: the mean.
 
     Returns:
         The result, the same on every rank.
@@ -144,7 +142,7 @@ def barrier(peers: Peers, name: str | None = None) -> None:
 
     Args:
         peers: the participating ranks.
-        name: the name of this barrier, for the message if ranks wait at different barriers.
+        name: a name that the error message shows if ranks wait at different barriers.
 
     Raises:
         ConfigurationError: on every rank, if the ranks wait at barriers of different names or call different functions.
@@ -163,7 +161,7 @@ def reduce_boolean_decision(peers: Peers, decision: bool, all: bool = True) -> b
 
 
 def gather_keyed(peers: Peers, names: Sequence[str], values: Tensor) -> Tensor:
-    """Return every rank's numbers, after a check that their names are equal on all ranks.
+    """Check that all ranks pass the same ``names``. Return the ``values`` of every rank.
 
     The ranks first compare the names in a message of fixed size, and then exchange all numbers. The numbers are not
     reduced, because the caller may need an exact reduction of sums and counts.
@@ -197,7 +195,7 @@ def reduce_keyed(peers: Peers, names: Sequence[str], sums: Tensor, most: Tensor)
 def _agree_on_names(peers: Peers, names: Sequence[str], kinds: str, wrong: bool) -> None:
     rows, _ = peers.meet(f"{len(names)} names, {kinds}", failed=wrong, also="\0".join(names))
     if len({row.digest for row in rows}) > 1 and builtins.all(row.call == peers.call for row in rows):
-        each = gather_objects(peers, list(names))  # every rank reaches this line, because all ranks have the same rows
+        each = gather_objects(peers, list(names))  # on every rank, because ``rows`` are equal on all ranks
         if any(other != each[0] for other in each):
             raise ConfigurationError(differing_names(each, peers.ranks))
     peers.check(rows)
@@ -212,8 +210,9 @@ def as_tensor(leaf: Any, device: torch.device, reduce_op: Any = "max") -> Any:
     Args:
         leaf: any value. An int becomes int64; a float becomes float64, or float32 on a device without float64.
         device: the device of this rank.
-        reduce_op: the operation that follows. The tensor gets the dtype of the operation's result: a float for a mean
-            of integers, int64 for a sum of integers. The dtype does not depend on the number of processes.
+        reduce_op: the reduction that the caller will apply. The tensor already has the dtype of the reduction's result:
+            a float for a mean of integers, int64 for a sum of integers. A single process, which reduces nothing,
+            therefore gets the same dtype.
 
     Raises:
         UnknownNameError: the operation is unknown.
@@ -239,8 +238,8 @@ def as_tensor(leaf: Any, device: torch.device, reduce_op: Any = "max") -> Any:
 
 
 class _Linear(torch.autograd.Function):
-    """A linear exchange and its transpose, which is its backward pass. The exchange is the backward pass of the
-    transpose.
+    """Autograd function of a linear exchange. The backward pass runs ``transpose``. The backward pass of ``transpose``
+    runs ``exchange``.
     """
 
     @staticmethod
@@ -254,14 +253,14 @@ class _Linear(torch.autograd.Function):
 
 
 def with_gradient(tensor: Tensor, exchange: Exchange, transpose: Exchange) -> Tensor:
-    """Return ``exchange(tensor)``. If ``tensor`` requires gradients, they flow back through ``transpose``, in which
-    every rank must take part.
+    """Return ``exchange(tensor)``. The backward pass calls ``transpose`` with the gradient; every rank must run the
+    backward pass.
     """
     return _Linear.apply(tensor, exchange, transpose)  # type: ignore[no-untyped-call]
 
 
 def _own_sum(stack: Tensor, peers: Peers) -> Tensor:
-    """Return the sum of this rank's slices in the stacks of all ranks, the transpose of :func:`_stacked`."""
+    """Sum ``stack`` over the ranks, and return this rank's slice. This is the transpose of :func:`_stacked`."""
     return _reduced(stack, "sum", peers)[peers.ranks.index(peers.rank)].clone()
 
 
@@ -332,8 +331,8 @@ def _combined(rows: Tensor, operation: str) -> Tensor:
 
 
 def _finished(values: Tensor, operation: str, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return the result of a reduction of ``count`` tensors, from ``values`` in a wider dtype. Sums and means of
-    integers stay wide.
+    """Convert ``values``, the reduction of ``count`` tensors in a wider dtype, to the dtype of the result. For a mean,
+    first divide by ``count``.
     """
     exact = dtype.is_floating_point or dtype.is_complex or operation in ("min", "max")
     if operation == "mean":
@@ -356,7 +355,7 @@ def _reduced(tensor: Tensor, operation: str, peers: Peers) -> Any:
         return _combined(_stacked(tensor, peers), operation)
     values = tensor.to(peers.wire(home)).to(_wide(dtype, home), copy=True, memory_format=torch.contiguous_format)
     if dtype.is_complex and operation == "product":
-        values = _stacked(values, peers).prod(0)  # the device of the input may not support it
+        values = _stacked(values, peers).prod(0)  # not on the device of the input, which may not support prod()
     elif dtype.is_complex:
         values = torch.view_as_complex(peers.all_reduce(torch.view_as_real(values), dist.ReduceOp.SUM))
     elif operation in ("min", "max") and dtype.is_floating_point:
@@ -368,7 +367,7 @@ def _reduced(tensor: Tensor, operation: str, peers: Peers) -> Any:
 
 
 def _wide(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """Return a dtype for sums of many values of ``dtype``; ``device`` supports the returned dtype."""
+    """Return a dtype that is wide enough for sums of ``dtype`` and that ``device`` supports."""
     if dtype.is_complex:
         return torch.complex128 if _float64(device) is torch.float64 else torch.complex64
     if not dtype.is_floating_point:
@@ -418,13 +417,12 @@ def gather_objects(peers: Peers, obj: Any) -> list[Any]:
         if isinstance(obj, _CONSTANTS) or (type(obj) is tuple and builtins.all(isinstance(x, _CONSTANTS) for x in obj)):
             return [obj] * len(peers.ranks)
         return [obj if rank == peers.rank else loaded(data, peers.device) for rank in peers.ranks]
-    rows = peers.gather(_padded(len(data).to_bytes(8, "big") + data, 8 + size))
-    found = []
-    for rank, row in zip(peers.ranks, rows, strict=True):
-        packed = as_bytes(row) if rank != peers.rank else b""
-        end = 8 + int.from_bytes(packed[:8], "big")
-        found.append(obj if rank == peers.rank else loaded(packed[8:end], peers.device))
-    return found
+    rows = zip(peers.ranks, peers.gather(_padded(len(data).to_bytes(8, "big") + data, 8 + size)), strict=True)
+    return [obj if rank == peers.rank else loaded(_after_length(as_bytes(row)), peers.device) for rank, row in rows]
+
+
+def _after_length(packed: bytearray) -> bytearray:
+    return packed[8 : 8 + int.from_bytes(packed[:8], "big")]
 
 
 def _padded(data: bytes, size: int) -> Tensor:

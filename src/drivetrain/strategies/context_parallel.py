@@ -2,8 +2,8 @@
 
 Each rank of a context-parallel group computes on a part of every sequence. Only attention needs the parts of other
 ranks. Before attention, an exchange gives each rank complete sequences for some of the heads (arXiv 2309.14509,
-"Ulysses"). Each rank then computes plain attention for these heads. A second exchange returns each result to the rank
-that has the positions. With "ring", torch's ring attention replaces both exchanges. A module calls :func:`attention`,
+"Ulysses"). Each rank then computes plain attention for these heads. A second exchange gives each rank the results for
+its own positions. With "ring", torch's ring attention replaces both exchanges. A module calls :func:`attention`,
 :func:`positions` and :func:`gather`. In a run that does not split sequences, these functions work on complete
 sequences.
 """
@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 import torch.distributed as dist
@@ -31,7 +31,6 @@ from drivetrain.strategies.collectives import with_gradient
 from drivetrain.strategies.group import Group
 
 Kind = Literal["ulysses", "ring"]
-KINDS = ("ulysses", "ring")
 CONTEXT = "context_parallel"
 Part = Callable[[Tensor, int], Tensor]
 Dims = int | Mapping[Any, int] | Callable[[Any, Part], Any]
@@ -44,8 +43,8 @@ class Context:
     """The ranks among which a run splits sequences.
 
     Attributes:
-        group: these ranks, in the order of their parts.
-        kind: the exchange of the parts in attention, "ulysses" or "ring".
+        group: these ranks; the first rank has the first part of each sequence.
+        kind: how attention exchanges the parts, "ulysses" or "ring".
     """
 
     group: Group
@@ -63,24 +62,8 @@ class Context:
             self._open.enter_context(_ring(self.group.handle, self.group.size, device))
         _ENTERED.append(self)
 
-    def part(self, tensor: Tensor, dim: int) -> Tensor:
-        """Return this rank's part of a complete sequence.
 
-        Raises:
-            ConfigurationError: the length is not divisible by the number of ranks.
-        """
-        length, size = tensor.shape[dim], self.group.size
-        if length % size:
-            raise ConfigurationError(
-                f"A tensor of shape {tuple(tensor.shape)} cannot be split into {size} parts along dimension {dim}. Pad "
-                f"sequences to a multiple of {size} in collate_fn, and return a WeightedLoss with the number of tokens "
-                "that count."
-            )
-        share = length // size
-        return tensor.narrow(dim, share * self.group.index, share).contiguous()
-
-
-_ENTERED: list[Context] = []  # empty, or the context of a run that splits sequences
+_ENTERED: list[Context] = []  # the context of the current run; empty if the run does not split sequences
 
 
 def leave_all() -> None:
@@ -129,15 +112,13 @@ def attention(
 
 
 def positions(length: int, device: torch.device | None = None) -> Tensor:
-    """Return the positions, in the complete sequences, of this rank's ``length`` elements."""
+    """Return the positions of this rank's part in the complete sequences; ``length`` is the length of the part."""
     first = length * _ENTERED[-1].group.index if _ENTERED else 0
     return torch.arange(first, first + length, device=device)
 
 
 def gather(tensor: Tensor, dim: int) -> Tensor:
-    """Return on every rank the complete sequences, joined from the parts of all ranks. Gradients flow back to the
-    parts.
-    """
+    """Join the parts of all ranks, and return the complete sequences. Gradients flow back to the parts."""
     if not _ENTERED:
         return tensor
     return torch.cat(list(_ENTERED[-1].group.all_gather(tensor, sync_grads=tensor.requires_grad)), dim)
@@ -149,7 +130,17 @@ def part(tensor: Tensor, dim: int) -> Tensor:
     Raises:
         ConfigurationError: the length is not divisible by the number of ranks.
     """
-    return _ENTERED[-1].part(tensor, dim) if _ENTERED else tensor
+    if not _ENTERED:
+        return tensor
+    group = _ENTERED[-1].group
+    if tensor.shape[dim] % group.size:
+        raise ConfigurationError(
+            f"A tensor of shape {tuple(tensor.shape)} cannot be split into {group.size} parts along dimension {dim}. "
+            f"Pad sequences to a multiple of {group.size} in collate_fn, and return a WeightedLoss with the number of "
+            "tokens that count."
+        )
+    share = tensor.shape[dim] // group.size
+    return tensor.narrow(dim, share * group.index, share).contiguous()
 
 
 # ---- arguments of a strategy -----------------------------------------------------------------------------------------
@@ -162,8 +153,8 @@ def check_arguments(owner: str, size: int, dims: Dims | None, kind: str) -> None
         ConfigurationError: an argument is wrong, or two arguments contradict each other.
     """
     check_count(owner, f"{CONTEXT}_size", size, lowest=1)
-    if kind not in KINDS:
-        raise unknown_value(owner, f"{CONTEXT}_attention", kind, KINDS)
+    if kind not in get_args(Kind):
+        raise unknown_value(owner, f"{CONTEXT}_attention", kind, get_args(Kind))
     if dims is not None and size == 1:
         raise ConfigurationError(
             f"{owner}(sequence_dims=...) splits sequences over the ranks of a context-parallel group, and "
@@ -172,8 +163,8 @@ def check_arguments(owner: str, size: int, dims: Dims | None, kind: str) -> None
 
 
 def dims_for(module: nn.Module, given: Dims | None, owner: str) -> Dims:
-    """Return the dimensions along which a batch's tensors are sequences: the argument of the strategy ``owner`` if
-    given, else the module's attribute ``sequence_dims``.
+    """Return the dimensions along which a batch's tensors are sequences: ``given``, or the module's attribute
+    ``sequence_dims`` if ``given`` is ``None``. ``owner`` is the strategy's name, for the error message.
 
     Raises:
         ConfigurationError: neither the argument nor the attribute names the dimensions.
@@ -256,9 +247,7 @@ def _exchange(tensor: Tensor, handle: Any, split_dim: int, join_dim: int) -> Ten
 
 
 def _with_heads_for(size: int, tensor: Tensor, heads: int, enable_gqa: bool) -> Tensor:
-    """Return ``tensor``, the keys or the values, with a number of heads that is divisible by ``size``. Heads that
-    several query heads share are repeated until the number is divisible.
-    """
+    """Return ``tensor`` (keys or values), with heads repeated until their number is divisible by ``size``."""
     own = tensor.shape[1]
     if heads % size:
         raise ConfigurationError(

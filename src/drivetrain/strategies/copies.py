@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drivetrain.base.compiled import plain_names
+from drivetrain.base.tree import parameters_of
 from drivetrain.strategies.sharded_state import is_dtensor
 from drivetrain.strategies.strategy import Strategy
 
@@ -16,8 +17,8 @@ from drivetrain.strategies.strategy import Strategy
 def ranks_with_copies(strategy: Strategy, tensor: Tensor) -> tuple[int, ...]:
     """Return this rank and all other ranks that have the same values of ``tensor``.
 
-    All ranks of the data group have the same values of a plain tensor. For a DTensor, the placements define along which
-    dimensions of the mesh the ranks have the same values.
+    All ranks of the data group have the same values of a plain tensor. For a DTensor, the result contains the ranks
+    along each mesh dimension with the placement ``Replicate``.
     """
     if not is_dtensor(tensor):
         return tuple(strategy.data.ranks)
@@ -42,11 +43,10 @@ def named_state(module: nn.Module, optimizers: Sequence[Optimizer]) -> Iterator[
     names = {id(tensor): name for name, tensor in named.items()}
     yield from ((name, name, tensor) for name, tensor in named.items() if _has_values(tensor))
     for number, optimizer in enumerate(optimizers):
-        kept = optimizer.state
-        for place, parameter in enumerate(each for group in optimizer.param_groups for each in group["params"]):
+        for place, parameter in enumerate(parameters_of(optimizer)):
             name = names.get(id(parameter), "")
             of = f"{name or f'parameter {place}'}{f' in optimizer {number}' if number else ''}"
-            for key, value in sorted(kept[parameter].items()) if parameter in kept else ():
+            for key, value in sorted(optimizer.state.get(parameter, {}).items()):
                 if isinstance(value, Tensor) and _has_values(value):
                     yield f"{key} of {of}", name, value
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _UNFINISHED = "Expected to have finished reduction in the prior iteration"
 
 _BATCHED = "batched_grad_copy"
-_MANY, _SMALL = 12, 300_000  # batched copies are faster if a model has >= _MANY parameters and <= _SMALL elements
+_MANY, _SMALL = 12, 300_000  # _BATCHED is faster for models with >= _MANY parameters and <= _SMALL elements
 
 
 class DDPArguments(TypedDict, total=False):
@@ -74,8 +74,8 @@ class DDPStrategy(ParallelStrategy):
         accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin, process_group_backend,
             timeout: as for :class:`ParallelStrategy`.
         ddp_comm_state, ddp_comm_hook, ddp_comm_wrapper: the exchange of gradients; see torch's communication hooks.
-        model_averaging_period: the number of optimizer steps after which parameters are averaged over all ranks. A
-            period needs ``ddp_comm_hook=post_localSGD_hook`` and a ``PostLocalSGDState``. In the first
+        model_averaging_period: the number of optimizer steps after which parameters are averaged over all ranks.
+            Requires ``ddp_comm_hook=post_localSGD_hook`` and a ``PostLocalSGDState``. In the first
             ``start_localSGD_iter`` steps, gradients are averaged over all ranks. In later steps, gradients are averaged
             only over the ``subgroup`` of the state (``None``: the ranks of each machine). Between two averages, the
             ranks' parameters differ. Each rank evaluates with its own parameters. A checkpoint contains only rank 0's
@@ -123,10 +123,9 @@ class DDPStrategy(ParallelStrategy):
         self.process_group_backend, self.timeout = process_group_backend, timeout
         LauncherRegistry.of(start_method, "DDPStrategy")
         self._averaging = model_averaging(model_averaging_period, ddp_comm_state, ddp_comm_hook)
-        self.facts = self.facts.but(start_method=start_method)
         self.ddp_arguments = ddp_arguments
         self.comm = (ddp_comm_state, ddp_comm_hook, ddp_comm_wrapper)
-        self.facts = self.facts.but(refuses={**self.facts.refuses, **self._refused()})
+        self.facts = self.facts.but(start_method=start_method, refuses={**self.facts.refuses, **self._refused()})
         self._wraps = True
         self._sync: LayerSync | None = None  # the layer synchronisation of the running fit
         self._averaged: set[int] = set()  # the id() of each parameter that DDP averages
@@ -161,7 +160,7 @@ class DDPStrategy(ParallelStrategy):
 
     def setup_module(self, module: nn.Module, move_to_device: bool = True) -> nn.Module:
         module = super().setup_module(module, move_to_device)
-        # no averages: each rank has a different part of the model
+        # nothing to average: each rank has a different part of the model
         if self.world.size > self.data.size == 1:
             return module
         if not (self._wraps and any(parameter.requires_grad for parameter in module.parameters())):
@@ -208,8 +207,8 @@ class DDPStrategy(ParallelStrategy):
             super().on_validation_start()
 
     def rank_state(self, module: nn.Module) -> dict[str, Any]:
-        """Return the part of the state that only this rank has. If each forward pass broadcasts rank 0's buffers,
-        return ``{}``.
+        """Return the part of the state that only this rank has. Return ``{}`` if DDP broadcasts rank 0's buffers in
+        each forward pass.
         """
         given = (self.ddp_arguments.get(name) for name in ("forward_sync_buffers", "broadcast_buffers"))
         return {} if next((each for each in given if each is not None), True) else super().rank_state(module)
@@ -228,8 +227,8 @@ class DDPStrategy(ParallelStrategy):
         """Wrap the module again if parameters have been thawed or frozen since the last wrapping.
 
         Between two batches of one optimizer step, the module is wrapped again only if a parameter was thawed. The new
-        wrapper then also includes the parameters that were just frozen, because their gradients from earlier batches
-        must still be averaged.
+        wrapper also includes parameters that were just frozen, because their gradients from earlier batches must be
+        averaged.
         """
         model = self.model
         if not isinstance(model, DistributedDataParallel) or (trained := _trained(model)) == self._averaged:
@@ -238,7 +237,7 @@ class DDPStrategy(ParallelStrategy):
         if in_window and not trained - self._averaged:
             return
         frozen = [each for each in model.parameters() if in_window and id(each) in self._averaged - trained]
-        for parameter in frozen:  # the new wrapper then also averages the gradients of frozen parameters
+        for parameter in frozen:  # so that the new wrapper also averages the gradients of frozen parameters
             parameter.requires_grad_(True)
         self.model = self._wrapped(self.lightning_module)
         if in_window:
@@ -246,11 +245,11 @@ class DDPStrategy(ParallelStrategy):
         for parameter in frozen:
             parameter.requires_grad_(False)
         if self.driver.rebind is not None:
-            self.driver.rebind()  # until this call, the loop uses the earlier wrapper
+            self.driver.rebind()  # let the loop use the new wrapper
 
     def _continue_window(self) -> None:
-        """Let a new wrapper average all gradients of the current optimizer step. The wrapper must also average the
-        gradients of parameters that the later batches of the step do not use.
+        """Let a new wrapper average all gradients of the current optimizer step, even those of parameters that only
+        earlier batches have used.
         """
         model = self.model
         if not isinstance(model, DistributedDataParallel):
@@ -273,8 +272,8 @@ class DDPStrategy(ParallelStrategy):
             rebuild_buckets(model)
 
     def explain(self, error: BaseException) -> Exception | None:
-        """Explain an error of torch: the last backward pass has missed parameters. The explanation names these
-        parameters.
+        """Return an explanation if the last backward pass has not reached all parameters. The explanation names the
+        parameters without a gradient.
         """
         model = self.model
         misses = isinstance(model, DistributedDataParallel) and not model.find_unused_parameters
@@ -311,7 +310,7 @@ class DDPStrategy(ParallelStrategy):
         found = [loss] if model.find_unused_parameters and not model.static_graph else []
         model.reducer.prepare_for_backward(found)
         yield
-        # if True, the end of the next forward pass would prepare the reducer again
+        # if True, the next forward pass would prepare the reducer for a backward pass
         model.require_backward_grad_sync = False
         exchange_after_first_pass(model)
 
@@ -396,8 +395,8 @@ class DDPStrategy(ParallelStrategy):
 
 
 def _starts(installed: bool) -> dict[str, str]:
-    """Return the start method for each name of this strategy. Each launcher, and each alias of a launcher, adds
-    a name.
+    """Return the start method for each registered name of this strategy, such as "ddp_spawn". Each launcher, and each
+    alias of a launcher, adds a name.
     """
     endings = LauncherRegistry.endings(installed).items()
     return {f"ddp_{ending}" if ending else "ddp": start for ending, start in endings}
@@ -434,8 +433,8 @@ def _static_from_first_exchange(model: DistributedDataParallel) -> None:
 
 
 def _by_hand(step: Callable[..., Any], model: DistributedDataParallel) -> Callable[..., Any]:
-    """Wrap ``step`` for manual optimization. ``manual_backward_context`` prepares the exchange of each backward
-    pass.
+    """Return ``step`` for manual optimization. Its forward passes do not prepare an exchange, because
+    ``manual_backward_context`` does so before each backward pass.
     """
 
     def step_by_hand(*args: Any, **kwargs: Any) -> Any:

@@ -16,7 +16,7 @@ from drivetrain.strategies.strategy import StrategyRegistry
 
 
 class _BetweenMachines(DistributedDataParallel):
-    """DDP around the replicas of one machine. Each call of a step of the module becomes a forward pass of DDP."""
+    """DDP around the replicas of one machine. A call of ``training_step`` becomes a forward pass of DDP."""
 
     def runs(self, method: Callable[..., Any]) -> Callable[..., Any]:
         replicas: Replicas = self.module
@@ -36,8 +36,8 @@ class DDP2Strategy(ReplicaStrategy, DDPStrategy):
     Each machine runs one process, which is one rank. The world size is the number of machines. A loader yields one
     batch for all devices of the machine. The process splits this batch over its devices, like
     :class:`DataParallelStrategy`. The hooks ``training_step_end``, ``validation_step_end`` and ``test_step_end`` get
-    the outputs of the machine's devices. One backward pass adds up the gradients of a machine's devices, and then
-    computes the mean of all machines' sums.
+    the outputs of the machine's devices. A backward pass sums the gradients of a machine's devices, and then averages
+    the sums over the machines.
 
     Args: as for :class:`DDPStrategy`.
     """

@@ -1,4 +1,4 @@
-"""Train with DeepSpeed's ZeRO, which shards optimizer states, gradients and parameters over the ranks; DeepSpeed's
+"""Train with DeepSpeed's ZeRO, which shards optimizer states, gradients and parameters over the ranks. DeepSpeed's
 engine runs the optimizer step.
 """
 
@@ -323,13 +323,13 @@ class DeepSpeedStrategy(ParallelStrategy):
         return step
 
     def rescale_gradients(self, optimizer: Any, factor: float | Tensor) -> None:
-        """Record that the gradients so far are to be multiplied by ``factor``. The optimizer step multiplies the
-        engine's gradients by the product of all factors. Until this step, later losses are divided by the product.
+        """Multiply the gradients accumulated so far by ``factor``. The optimizer step multiplies the gradients, by the
+        product of all factors. To compensate, each later loss is divided by the factors so far.
 
         If ``factor`` is on the device, this method waits for the device.
         """
         self._unit *= float(factor)
-        if self._unit == 0:  # a factor of 0 has made all earlier gradients 0, so no later loss must be divided
+        if self._unit == 0:  # the factor was 0: the earlier gradients are 0 already
             self._unit = 1.0
 
     def clip_gradients(
@@ -464,8 +464,8 @@ class DeepSpeedStrategy(ParallelStrategy):
         """Read a checkpoint. From a folder of DeepSpeed's own format, read only the weights.
 
         Raises:
-            CheckpointError: the checkpoint is a folder of DeepSpeed's own format, and either ``weights_only`` is not
-                False or training is to resume from the folder.
+            CheckpointError: for a folder of DeepSpeed's own format, if ``weights_only`` is not False or training would
+                resume from the folder.
         """
         if not self.reads_folder(str(checkpoint_path)):
             return super().load_checkpoint(checkpoint_path, weights_only, into)

@@ -21,7 +21,7 @@ from drivetrain.strategies.strategy import Strategy, StrategyRegistry
 
 
 class ReplicaStrategy(Strategy):
-    """Base of the strategies whose process trains on several devices, with a replica of the module on each device."""
+    """Base of the strategies with one process for several devices. Each device has a replica of the module."""
 
     _made: tuple[Replicas, ...] = ()
 
@@ -130,7 +130,7 @@ def bound_to(replicas: Replicas, module: nn.Module, name: str, devices: int) -> 
     """Return a function that runs the step ``name`` on the replicas of ``module``.
 
     Raises:
-        NotSupportedError: the step itself fetches batches, and there are several devices.
+        NotSupportedError: the step takes ``dataloader_iter``, and there are several devices.
     """
     method = compiled_method(module, name)
     if devices > 1 and takes_iterator(getattr(module, name)):

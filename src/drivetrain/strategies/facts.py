@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Earlier:
-    """Hooks and arguments of earlier Lightning generations that a strategy's steps use.
+    """Features of earlier Lightning versions that a strategy's steps use.
 
     Attributes:
         step_ends: the strategy splits batches, and calls the module's ``training_step_end``, ``validation_step_end``
@@ -74,7 +74,7 @@ class Facts:
             ``no_grad``.
         handles_gradient_accumulation: the optimizers themselves accumulate gradients over batches. The loop
             therefore does not divide the loss, and steps the optimizers after each batch.
-        honoured_hooks: the hooks that the strategy's own implementation of the whole step calls. If the module or a
+        honoured_hooks: the hooks that the strategy calls, if it implements the whole step itself. If the module or a
             callback overrides another hook of a step, set-up raises an error. Use ``StepParts.HOOKS`` for the hooks
             that ``StepParts`` calls, and "all" for every hook.
         local_passes: "module:function" for ``Trainer(split_on_oom=True)``. The function returns the
@@ -84,10 +84,10 @@ class Facts:
         refuses: the names of the Trainer's arguments that do not work with the strategy, each with the reason. Possible
             names: "compile", "cuda_graphs", "replay_every", "replica_check_every", "save_trainable_only",
             "split_on_oom".
-        engine_verbs: the class that replaces ``Verbs`` in an Engine: an Engine calls the strategy's methods through
-            this class. Only for a strategy whose methods do not have the signatures that a Trainer expects.
-        engine_class: the strategy, as "module:class", that an Engine creates instead of this strategy. Only for a
-            strategy that an Engine cannot use.
+        engine_verbs: the class that an Engine uses instead of ``Verbs`` to call the strategy's methods. Needed only if
+            the signatures of these methods differ from those that a Trainer expects.
+        engine_class: "module:class" of the strategy that an Engine creates instead of this strategy. Needed only if an
+            Engine cannot use this strategy.
         earlier: facts of a strategy that trains like earlier generations of Lightning.
     """
 
@@ -132,9 +132,7 @@ def check_declared(cls: Any) -> None:
 
 
 class Shared:
-    """Base of the classes that form the contract of a strategy. The base only declares the types of the attributes that
-    these classes share.
-    """
+    """Declares the types of the attributes that the base classes of :class:`Strategy` share."""
 
     accelerator: Accelerator | None
     checkpoint_io: CheckpointIO

@@ -1,5 +1,5 @@
-"""Report why this rank fails. The other ranks read the reason from the job's store; the watching process reads the
-reason and prints a report.
+"""Report why this rank fails. The other ranks read the reason from the job's store. The process that watches this rank
+reads the reason from shared memory, and prints a report.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _STORE_S = 2.0  # seconds that a failing rank waits for the store; the process o
 
 
 def report(error: BaseException, sheet: Sheet | None, summary: Callable[[Exception], str]) -> None:
-    """Report why this rank fails. The other ranks read the report in the job's store. The watching process reads the
-    report in shared memory.
+    """Report why this rank fails. Write the reason to the job's store, for the other ranks, and to ``sheet``, for the
+    process that watches this rank.
 
     Args:
         error: the exception that ends this rank.
@@ -38,9 +38,8 @@ def report(error: BaseException, sheet: Sheet | None, summary: Callable[[Excepti
 
 
 def use_store(exchange: Callable[[], object]) -> None:
-    """Call ``exchange`` in a thread, and wait only a few seconds for the result. ``exchange`` uses the job's store.
-
-    Even if the store does not answer, the rank can therefore end.
+    """Call ``exchange``, which uses the job's store, in a thread. Wait at most a few seconds, so that this rank can end
+    even if the store does not answer.
     """
 
     def attempt() -> None:
@@ -56,8 +55,8 @@ def _tell_ranks(error: Exception, summary: Callable[[Exception], str]) -> None:
     """Send the reason of this failure to the other ranks. If another rank's failure has caused ``error``, add the
     reason of the other rank to ``error`` instead.
 
-    A failing rank sends its reason before its process ends or leaves the group. The exchanges of the other ranks break
-    only afterwards. A second call changes nothing.
+    This function must run before the process leaves the group, because the other ranks read the reason as soon as their
+    exchanges fail. A second call changes nothing.
     """
     store = waiting.store_of_job()
     if store is None or isinstance(error, PeerError):  # a PeerError already contains the other rank's reason
@@ -82,8 +81,8 @@ def _tell_ranks(error: Exception, summary: Callable[[Exception], str]) -> None:
 
 
 def _write_for_report(sheet: Sheet | None, error: BaseException) -> None:
-    """Write the reason of this failure for the report. Nothing is written if no process watches this rank, or if
-    ``error`` is a request to end.
+    """Write the reason of this failure for the report. Write nothing if no process watches this rank, or if ``error``
+    is no failure, such as ``KeyboardInterrupt``.
     """
     failed_exit = isinstance(error, SystemExit) and not isinstance(error, SIGTERMException) and bool(error.code)
     if sheet is None or not (isinstance(error, Exception) or failed_exit):
@@ -95,9 +94,7 @@ def _write_for_report(sheet: Sheet | None, error: BaseException) -> None:
 
 
 def summary(error: BaseException, where: str) -> str:
-    """Return a text for other ranks. The text names the failed rank, the phase of the run, the exception and the line
-    of the user's code.
-    """
+    """Return a text with the failed rank, the phase of the run, the exception and the line of the user's code."""
     place = place_of_user(error)
     lines = f"{type(error).__name__}: {text_of(error)}".splitlines()
     return f"Rank {dist.get_rank()} had failed, {where}: {lines[0]}{place and f', at {place}'}"

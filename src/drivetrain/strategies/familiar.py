@@ -1,8 +1,8 @@
-"""The members of a strategy that have Lightning's names. These members call the methods of this package's contract.
+"""A strategy's members under Lightning's names, such as ``reduce``. They call drivetrain's own methods for the same
+purpose.
 
-The class ``Familiar`` defines these members, so that users can call and override them. The library itself calls the
-functions below the class. If a strategy overrides a member, the function for this member calls the override. Otherwise
-the function calls the contract's method for the same purpose.
+Users call and override the members of the class ``Familiar``. drivetrain itself calls the functions below the class.
+Such a function calls a user's override if there is one, and otherwise drivetrain's own method.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ COLLECTIVES = frozenset({"barrier", "broadcast", "reduce_boolean_decision"})
 
 
 class Familiar(Step, State):
-    """Lightning's names for members that have different names in this package's contract."""
+    """A strategy's members that have one name in Lightning and another name in drivetrain."""
 
     is_distributed: Any = reads("facts.is_distributed", "Several processes train together.")
     restore_checkpoint_after_setup: Any = reads("facts.restores_after_setup", "Weights are loaded after ``setup``.")
@@ -59,9 +59,7 @@ class Familiar(Step, State):
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """Arguments for a DistributedSampler. Ranks that must get the same samples, with the same augmentation, get the
-        same value of ``rank``.
-        """
+        """Arguments for a DistributedSampler. Ranks that must get the same samples have the same ``rank`` here."""
         return {"num_replicas": self.data.size, "rank": self.data.index}
 
     @property
@@ -108,7 +106,7 @@ class Familiar(Step, State):
         unchanged.
 
         Raises:
-            UnknownNameError: the operation ``reduce_op`` is unknown. A job of one process also raises this error.
+            UnknownNameError: the operation ``reduce_op`` is unknown, even in a job of one process.
         """
         operation_of(reduce_op)
         return self._group_of(group).all_reduce(tensor, reduce_op) if isinstance(tensor, Tensor) else tensor
@@ -121,8 +119,8 @@ class Familiar(Step, State):
         return tensor if ranks.size == 1 else ranks.all_gather(tensor, sync_grads)
 
     def _group_of(self, group: Any) -> Group:
-        """Return the Group for an argument of a collective. The argument may be a Group, or a process group of
-        torch.distributed.
+        """Return the :class:`Group` for ``group``: a Group, a process group of torch.distributed, or ``None`` for all
+        ranks.
         """
         return group if isinstance(group, Group) else self._plain_world
 
@@ -211,8 +209,8 @@ class Familiar(Step, State):
     # ---- phases of a run -----------------------------------------------------------------------------------------
 
     def on_train_start(self) -> None:
-        """Called after the hooks ``on_train_start`` of callbacks and module. Each method below is called after the
-        hooks of callbacks and module that have the method's name.
+        """Called after ``on_train_start`` of the callbacks and the module. The methods below are also called after the
+        hooks of the same name.
         """
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
@@ -259,7 +257,7 @@ def own_collectives(strategy: Strategy, world: Group) -> Group:
 
 
 def own_reduce(strategy: Strategy) -> Callable[..., Any] | None:
-    """Return the override of ``reduce`` that reduces logged values, or ``None`` without an override."""
+    """Return the strategy's ``reduce`` if logged values must be reduced with it, else ``None``."""
     own = defined_by_user(strategy, "reduce") or strategy.facts.earlier.reduces
     return strategy.reduce if own else None
 
@@ -302,7 +300,7 @@ def bind_step_of(strategy: Strategy, name: str) -> Callable[..., Any]:
 
 
 def enters_step_contexts(strategy: Strategy) -> bool:
-    """Whether each call of a step must enter a context that user code or the strategy defines for steps."""
+    """Whether steps run in contexts that a user's precision overrides, or that the strategy's own steps enter."""
     own = any(
         defined_by_user(strategy.precision_plugin, name) for name in ("forward_context", *_STEP_CONTEXTS.values())
     )
@@ -331,9 +329,8 @@ def then(first: Callable[..., Any], second: Callable[[], None]) -> Callable[...,
 def bind_backward(
     strategy: Strategy, differentiate: Callable[..., Any], optimizer: Optimizer | None
 ) -> Callable[..., Any]:
-    """Return the function for backward passes. This is the strategy's override of ``backward``, or otherwise
-    ``differentiate`` between the strategy's hooks. The arguments of the function are a loss and further arguments of
-    ``backward``.
+    """Return the function ``(loss, *args, **kwargs)`` for backward passes. If the strategy overrides ``backward``, the
+    function calls the override. Otherwise it calls ``differentiate`` between ``pre_backward`` and ``post_backward``.
     """
     if differentiates_itself(strategy):
         own = strategy.backward
@@ -367,8 +364,8 @@ def bind_zero_grad(strategy: Strategy, optimizer: Optimizer) -> Callable[[], Non
 
 
 def bind_clipping(strategy: Strategy, module: nn.Module, algorithm: Any) -> Callable[..., Any]:
-    """Return the function that clips gradients: the strategy's override, or the precision's function. The arguments of
-    the function are an optimizer, the limit and ``algorithm``.
+    """Return the function ``(optimizer, clip_val, algorithm)`` that clips gradients: the strategy's override, or the
+    precision's method.
     """
     verb = "clip_gradients_value" if algorithm == "value" else "clip_gradients_norm"
     if overrides(strategy, verb, Familiar):
@@ -381,8 +378,8 @@ def bind_clipping(strategy: Strategy, module: nn.Module, algorithm: Any) -> Call
 
 
 def bind_accumulating(strategy: Strategy, model: nn.Module) -> Callable[[], AbstractContextManager[Any]] | None:
-    """Return a function that creates a context in which backward passes exchange no gradients; ``None`` if the strategy
-    has no such context.
+    """Return a function that creates a context without exchange of gradients in backward passes. ``None``: the strategy
+    has none.
     """
     if overrides(strategy, "block_backward_sync", Familiar):  # the override only supports ``strategy.model``
         return functools.partial(_blocking, strategy, model)
@@ -442,7 +439,9 @@ def load_optimizer_state(
 
 
 def read_overrides(strategy: Strategy) -> None:
-    """Set the strategy's facts to the values of the members that the strategy overrides. Called when a run begins."""
+    """If the strategy overrides a member such as ``restore_checkpoint_after_setup``, store the member's value in
+    ``strategy.facts``. Called when a run begins.
+    """
     own = type(strategy)
     overridden = {name: fact for name, fact in _DECLARED.items() if getattr(own, name) is not vars(Familiar)[name]}
     if overridden:

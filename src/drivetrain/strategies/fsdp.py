@@ -41,9 +41,9 @@ class FSDPStrategy(FullySharded, ParallelStrategy):
             ``CPUOffloadPolicy``.
         mixed_precision: torch's ``MixedPrecisionPolicy``: the dtypes in which parameters are gathered and gradients are
             reduced. ``None``: the parameters' own dtype.
-        auto_wrap_policy: which layers are blocks. The policy consists of classes or class names, or is a function
-            ``policy(module) -> bool`` or one of torch's policies. ``None``: the blocks that the model declares. A model
-            without declared blocks is divided into its repeated layers.
+        auto_wrap_policy: which layers are blocks. Can be classes, class names, a function ``policy(module) -> bool``,
+            or one of torch's policies. ``None``: the blocks that the model declares. A model without declared blocks is
+            divided into its repeated layers.
         activation_checkpointing: an alias of ``activation_checkpointing_policy``.
         activation_checkpointing_policy: the layers that recompute their activations in the backward pass, given in the
             same forms as ``auto_wrap_policy``.
@@ -116,9 +116,7 @@ class FSDPStrategy(FullySharded, ParallelStrategy):
 
     @property
     def device_mesh(self) -> DeviceMesh:
-        """The mesh over which parameters are sharded. A ``configure_model`` that shards layers itself can use this
-        mesh.
-        """
+        """The mesh over which parameters are sharded. ``configure_model`` can shard layers over this mesh."""
         given = self.options.device_mesh
         return super().device_mesh if given is None or isinstance(given, Sequence) else given
 
@@ -132,7 +130,7 @@ class FSDPStrategy(FullySharded, ParallelStrategy):
     # ---- errors --------------------------------------------------------------------------------------------------
 
     def explain(self, error: BaseException) -> Exception | None:
-        """Explain an error of torch: a step has used a parameter that was not gathered."""
+        """Return an explanation if a step has used a parameter that was not gathered."""
         if isinstance(error, RuntimeError) and "mixed torch.Tensor and DTensor" in str(error):
             return ConfigurationError(
                 "A step used a parameter while each process had only its shard of it. FSDP gathers the parameters of "

@@ -5,7 +5,6 @@ backward pass.
 from __future__ import annotations
 
 import functools
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
@@ -19,12 +18,12 @@ from drivetrain.errors import ConfigurationError, described, did_you_mean, numbe
 Policy = Callable[..., Any] | Collection[type[nn.Module] | str] | type[nn.Module] | str
 """A selection of layers: classes, class names, a function ``policy(module) -> bool``, or a policy of torch's FSDP."""
 
-_WITHOUT_FORWARD = (nn.ModuleList, nn.ModuleDict)  # never blocks: FSDP gathers a block only when the block is called
+_WITHOUT_FORWARD = (nn.ModuleList, nn.ModuleDict)  # never blocks: FSDP gathers a block when its forward is called
 
 
 def find_blocks(root: nn.Module) -> list[nn.Module]:
-    """Return the blocks of a model without a policy: the blocks that the model declares, or otherwise the repeated
-    layers.
+    """Return the blocks of ``root`` if the user gives no policy: the blocks that the model declares, or else its
+    repeated layers.
 
     A model declares blocks in ``_no_split_modules``, a list of class names, as models of Hugging Face do. Repeated
     layers are layers of the same class in one ``ModuleList``, ``Sequential`` or ``ModuleDict``. If there are no such
@@ -46,13 +45,12 @@ def _repeated(parent: nn.Module) -> list[nn.Module]:
     """Return the children whose class occurs at least twice. If several classes occur at least twice, return only the
     children of the class with the most parameters.
     """
-    children = [each for each in parent.children() if not isinstance(each, _WITHOUT_FORWARD)]
-    sizes: Counter[type[nn.Module]] = Counter()
-    for child in children:
-        sizes[type(child)] += _size(child)
-    counts = Counter(map(type, children))
-    best = max((kind for kind in sizes if counts[kind] > 1), key=lambda kind: sizes[kind], default=None)
-    return [each for each in children if type(each) is best] if best is not None and sizes[best] else []
+    by_class: dict[type[nn.Module], list[nn.Module]] = {}
+    for child in parent.children():
+        if not isinstance(child, _WITHOUT_FORWARD):
+            by_class.setdefault(type(child), []).append(child)
+    repeated = [children for children in by_class.values() if len(children) > 1 and any(map(_size, children))]
+    return max(repeated, key=lambda children: sum(map(_size, children)), default=[])
 
 
 def matching(root: nn.Module, policy: Policy, argument: str) -> list[nn.Module]:
@@ -121,8 +119,8 @@ def _by_function(root: nn.Module, function: Callable[..., Any]) -> list[nn.Modul
 
 
 def _by_size(module: nn.Module, function: Callable[..., Any], found: list[nn.Module], root: nn.Module) -> int:
-    """Apply a policy ``(module, recurse, nonwrapped_numel)`` bottom-up. Return the number of elements in the blocks
-    that the policy selects.
+    """Append to ``found`` the modules that a policy ``(module, recurse, nonwrapped_numel)`` selects, inner modules
+    first. Return the number of elements in these modules.
     """
     size = _size(module)
     if not function(module=module, recurse=True, nonwrapped_numel=size):
@@ -203,9 +201,7 @@ def _below(root: nn.Module) -> Iterator[nn.Module]:
 
 def outermost(found: list[nn.Module]) -> list[nn.Module]:
     """Return the modules in ``found`` that are not inside another module in ``found``."""
-    inside: set[nn.Module] = set()
-    for each in found:
-        inside |= set(_below(each))
+    inside = {child for each in found for child in _below(each)}
     return [each for each in dict.fromkeys(found) if each not in inside]
 
 

@@ -18,7 +18,8 @@ from drivetrain.base.packages import fsdp
 
 
 def keep_until_backward(root: nn.Module, kept: Sequence[nn.Module]) -> None:
-    """Let each forward pass of ``root`` start from the shards. Free gathered parameters after a pass without gradients.
+    """Let each forward pass of ``root`` gather parameters from the current shards, and not use older gathered copies.
+    Free the gathered copies after a pass without gradients.
 
     Args:
         root: the model.
@@ -39,13 +40,13 @@ def keep_until_backward(root: nn.Module, kept: Sequence[nn.Module]) -> None:
 class _Passes:
     """Counts the nested forward passes of a model, such as ``self(x)`` inside ``training_step``.
 
-    torch treats the end of the inner pass as the end of both passes. While the outer pass still runs, this class
-    therefore sets the state that torch keeps for the model's own parameters back to "forward".
+    At the end of an inner pass, torch sets the state of the model's own parameters to "idle". This class sets the state
+    back to "forward" while an outer pass still runs.
 
     Args:
         root: the model.
         groups: the groups of parameters that are kept gathered.
-        own: the groups that belong to the model itself.
+        own: the groups with the parameters of ``root`` itself, outside of its blocks.
     """
 
     def __init__(self, root: nn.Module, groups: Sequence[Any], own: Sequence[Any]) -> None:
@@ -66,7 +67,7 @@ class _Passes:
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients of the module's parameters and of all shards. Between forward and backward, the module
-        has gathered parameters in place of the shards, so that the module's ``zero_grad`` would miss the shards.
+        contains gathered parameters. The module's own ``zero_grad`` would then not clear the gradients of the shards.
         """
         self._root_zero_grad(set_to_none)
         for shard in (each.sharded_param for group in self._groups for each in group.fsdp_params):

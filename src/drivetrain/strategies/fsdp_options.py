@@ -56,7 +56,7 @@ class Options:
     shard_placement_fn: Callable[[nn.Parameter], Any] | None = None
 
     def __post_init__(self) -> None:
-        """Check the arguments that no other code checks."""
+        """Check ``state_dict_type``, ``gradient_exchange`` and ``device_mesh``."""
         for name, known in (("state_dict_type", ("full", "sharded")), ("gradient_exchange", ("batch", "window"))):
             if (value := getattr(self, name)) not in known:
                 raise unknown_value("FSDPStrategy", name, value, known)

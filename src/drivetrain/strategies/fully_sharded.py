@@ -43,10 +43,6 @@ from drivetrain.strategies.strategy import Strategy
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-LARGE = ("model.", "optimizers.")
-"""Prefixes of names of tensors in a checkpoint. Each rank reads only its own shards of the tensors with these prefixes.
-"""
-
 
 class FullySharded(Strategy):
     """Base class of strategies that shard a model with ``fully_shard``; each subclass creates its own mesh of ranks."""
@@ -59,14 +55,16 @@ class FullySharded(Strategy):
         allows_inference_mode=False,  # fully_shard cannot gather parameters under inference mode
         restores_after_setup=True,  # weights are loaded into the shards, which setup creates
     )
-    large: tuple[str, ...] = LARGE
+    large: tuple[str, ...] = ("model.", "optimizers.")
+    """Prefixes of names of tensors in a checkpoint. Each rank reads only its own shards of the tensors with these
+    prefixes.
+    """
+
     _loads = False  # whether a checkpoint will be loaded after the set-up
-    _mesh: tuple[Any, DeviceMesh] | None = None  # the process group, and the mesh of all ranks of this group
+    _mesh: tuple[Any, DeviceMesh] | None = None  # the default process group, and the mesh that was made for it
 
     def _shard_by(self, options: Options, init_on_meta: bool, start_method: str) -> None:
-        """Store arguments of the constructor. Declare the arguments of the Trainer that contradict the stored
-        arguments.
-        """
+        """Store arguments of the constructor, and declare which arguments of the Trainer contradict them."""
         LauncherRegistry.of(start_method, "FSDPStrategy")
         self.options, self.init_on_meta = options, init_on_meta
         refused = dict(self.facts.refuses)
@@ -106,7 +104,7 @@ class FullySharded(Strategy):
 
     @property
     def sharding_mesh(self) -> DeviceMesh:
-        """The part of the mesh that ``fully_shard`` gets."""
+        """The mesh that ``fully_shard`` gets: :attr:`device_mesh`, or one of its dimensions."""
         return self.device_mesh
 
     def _share(self, block: nn.Module) -> None:
@@ -178,12 +176,12 @@ class FullySharded(Strategy):
         arguments = options.for_fully_shard(mesh, pins=self.root_device != HOST)
         on_device = torch.empty(0, device=self.root_device)
         if not torch_private.can_move_in_place(torch.empty(0), on_device):
-            # fully_shard moves parameters in place; tensors on this device do not support such a move
+            # fully_shard would move parameters in place, which this type of device does not support
             module = place(module, self.root_device)
         chosen = {module, *blocks} - set(own)
         kept = []
         for block in reversed([each for each in module.modules() if each in chosen]):
-            self._share(block)  # inner blocks first: an outer block gets only the parameters that remain
+            self._share(block)  # inner blocks first, because an outer block gets only the remaining parameters
             # Backward starts with the root's own parameters. If these parameters were freed after forward, FSDP would
             # have to gather the parameters again at once.
             if keeps := block is module or not options.reshards_after_forward:
@@ -195,9 +193,9 @@ class FullySharded(Strategy):
         """Let torch average gradients over the ranks of the data group, because the code for weighted losses assumes
         averages over these ranks.
 
-        torch divides gradients by a factor. The default is the size of the mesh. If the mesh and the data group have
-        the same ranks, this function keeps the default, because with one shard torch would divide by a given factor
-        twice. A factor from ``configure_model`` is always replaced.
+        torch divides gradients by a factor. The default is the size of the mesh. If the mesh has as many ranks as the
+        data group, this function keeps the default. With one shard, torch would divide by an explicit factor twice. A
+        factor from ``configure_model`` is always replaced.
         """
         size = self.data.size
         if group.mesh_info.mesh.size() == size:
@@ -228,7 +226,7 @@ class FullySharded(Strategy):
             held = parameter.unsharded_accumulated_grad
             if held is None and (gathered := torch_private.gathered_of(parameter)) is not None:
                 held = gathered.grad
-            if held is None:  # after forward, parameters may be gathered copies without gradients
+            if held is None:  # the gradient may be in the shard, even if the parameter is gathered
                 held = parameter.sharded_param.grad
             if held is not None:
                 found[name] = sharded_state.local_shard(held)
@@ -292,8 +290,8 @@ class FullySharded(Strategy):
 
     @contextmanager
     def _on_all_ranks(self) -> Iterator[None]:
-        """Context in which each rank reads its own shards. If one rank fails, all ranks raise an exception. No rank
-        then waits for the failed rank.
+        """Context for loading this rank's shards. If one rank fails, all ranks raise an exception, so that no rank
+        waits for the failed rank.
         """
         failure: Exception | None = None
         try:
@@ -336,7 +334,7 @@ class FullySharded(Strategy):
         return super().load_checkpoint(checkpoint_path, weights_only, into)
 
 
-_SHARDED: WeakSet[nn.Module] = WeakSet()  # modules of an earlier set-up; a module stays sharded after a run
+_SHARDED: WeakSet[nn.Module] = WeakSet()  # the modules that were sharded; they stay sharded after a run
 
 _ONE_BLOCK = (
     "FSDPStrategy found no repeated layers in {}, so the whole model is one block: each process gathers all parameters "

@@ -17,17 +17,17 @@ _BUCKET_BYTES = 25 * 2**20
 T = TypeVar("T", bound=Tensor)
 
 Start = Callable[[Tensor, str], Any]
-"""A function of ``(tensor, name)`` that starts to sum the tensor over the ranks, in place, and returns a handle. All
+"""A function ``(tensor, name)`` that starts an in-place sum of the tensor over the ranks, and returns a handle. All
 ranks pass the same name.
 """
 
 
 def alike(tensors: Iterable[T], most_bytes: int = _BUCKET_BYTES) -> list[list[T]]:
-    """Divide ``tensors`` into lists that can each be exchanged at once. The tensors of a list have one dtype and one
-    device, and the size of a list is limited.
+    """Divide ``tensors`` into lists that can each be exchanged at once. The tensors of a list have the same dtype and
+    device.
 
-    The lists are in the order of their first tensors. The tensor with which a list reaches ``most_bytes`` is the last
-    tensor of the list.
+    A list ends with the tensor that makes its size reach ``most_bytes``. The lists are in the order of their first
+    tensors.
     """
     lists: list[list[T]] = []
     open_lists: dict[tuple[torch.dtype, torch.device], list[T]] = {}
@@ -93,7 +93,9 @@ class Bucket:
 
     @torch.no_grad()
     def unpack(self) -> None:
-        """Write the means into the gradients. If no rank has a gradient of a parameter, the gradient stays ``None``."""
+        """Copy the means from ``flat`` to the gradients. If no rank has a gradient of a parameter, the gradient stays
+        ``None``.
+        """
         assert self.flat is not None  # pack() has run
         sizes = [*(parameter.numel() for parameter in self.parameters), len(self.parameters)]
         *parts, there = self.flat.split(sizes)  # type: ignore[no-untyped-call]
@@ -109,9 +111,9 @@ class Bucket:
 class GradientExchange:
     """Averages the gradients of ``parameters`` over the ranks in each backward pass.
 
-    A bucket (a group of gradients) is sent when all gradients in the bucket are computed and all earlier buckets were
-    sent. All ranks therefore send the same buckets in the same order. After the backward pass, the gradients are the
-    means. If the loss of a rank does not depend on a parameter, the rank sends zeros as the gradient of the parameter.
+    A bucket (a group of gradients) is sent when its gradients are computed and all earlier buckets were sent. All ranks
+    therefore send the same buckets in the same order. After the backward pass, each gradient is the mean over the
+    ranks. If the loss of a rank does not depend on a parameter, the rank sends zeros as the gradient of the parameter.
 
     Args:
         parameters: the parameters, in the same order on all ranks; gradients of frozen parameters are not exchanged.
@@ -137,17 +139,14 @@ class GradientExchange:
         """
         parameters = list(parameters)
         thawed = [each for each in parameters if each.requires_grad and id(each) not in self._bucket_of]
-        self._fill(thawed)
-        self._hooks += [each.register_post_accumulate_grad_hook(self._ready) for each in thawed]  # type: ignore[no-untyped-call]
-        self.frozen = [each for each in parameters if id(each) not in self._bucket_of]
-
-    def _fill(self, parameters: list[nn.Parameter]) -> None:
-        """Put parameters into buckets in reverse order, because a backward pass reaches the last parameters first."""
-        for together in alike(reversed(parameters), _BUCKET_BYTES):
+        # in reverse order, because a backward pass reaches the last parameters first
+        for together in alike(reversed(thawed), _BUCKET_BYTES):
             bucket = Bucket(together, f"drivetrain.gradients.{len(self._buckets)}")
             bucket.expect()
             self._buckets.append(bucket)
             self._bucket_of.update({id(each): bucket for each in together})
+        self._hooks += [each.register_post_accumulate_grad_hook(self._ready) for each in thawed]  # type: ignore[no-untyped-call]
+        self.frozen = [each for each in parameters if id(each) not in self._bucket_of]
 
     def _ready(self, parameter: Tensor) -> None:
         """Called when a gradient of this backward pass is complete."""
@@ -191,7 +190,7 @@ class GradientExchanges:
         self._of: dict[int, GradientExchange] = {}  # the keys are the id() of modules
 
     def begin(self, module: nn.Module, ranks: int, start: Start, wait: Callable[[Any], Any]) -> None:
-        """Exchange the gradients of ``module`` from now on. An earlier exchange for this module is replaced."""
+        """Begin to exchange the gradients of ``module``. An earlier exchange for this module is replaced."""
         if (earlier := self._of.pop(id(module), None)) is not None:
             earlier.close()
         self._of[id(module)] = GradientExchange(module.parameters(), ranks, start, wait)

@@ -1,4 +1,4 @@
-"""Groups of ranks: the contract, a group of one process, and torch's process groups."""
+"""Groups of ranks: the base class, a group of one process, and torch's process groups."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ class Group(ABC):
         rank: the rank of this process.
         ranks: the ranks of all members, including this process. Gathered values are in the order of ``ranks``.
         handle: the torch.distributed process group, for torch's functions; ``None``: all processes, or no group.
-        checks: decides which calls of tensor collectives the members compare with each other before the exchange;
-            ``None``: all calls.
+        checks: decides which calls of tensor collectives the members compare first; ``None``: all calls.
         machine: the group of the members on this machine; ``None`` until a save needs the group.
     """
 
@@ -82,7 +81,7 @@ class Group(ABC):
 
         Args:
             tensor: a tensor whose shape and dtype are the same on every member.
-            sync_grads: let the gradient of each slice flow back to the member whose tensor the slice is.
+            sync_grads: let the gradient of each slice flow back to the member that passed the slice.
         """
         if sync_grads and tensor.requires_grad and torch.is_grad_enabled():
             raise NotSupportedError(
@@ -184,8 +183,7 @@ class TorchGroup(Group):
         handle: a process group that contains this process; ``None``: all processes.
         device: this process's device. A tensor is copied to this device for an exchange if the group's backends do not
             support the tensor's own device.
-        checks: decides which calls of tensor collectives the ranks compare with each other before the exchange;
-            ``None``: all calls.
+        checks: decides which calls of tensor collectives the ranks compare first; ``None``: all calls.
         timeout: the timeout of groups that :meth:`new` creates; ``None``: torch's default.
     """
 
@@ -320,8 +318,8 @@ class WaitingGroup(Group):
 
 
 def all_or_alone(group: Group, ranks: Sequence[int], why: str) -> Group:
-    """Return ``group`` or a group of this rank alone. Used if the communication library cannot create a group of only
-    some ranks of a job.
+    """Return ``group`` if ``ranks`` are all ranks of ``group``. Return a group of one process if ``ranks`` is only this
+    rank. Some communication libraries cannot create other groups.
 
     Raises:
         NotSupportedError: ``ranks`` are neither all ranks of ``group`` nor this rank alone. The message ends with

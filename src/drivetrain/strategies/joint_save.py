@@ -1,6 +1,6 @@
 """Messages between ranks that write one checkpoint together, in the background or while training waits.
 
-In the background, threads exchange these messages through the job's store instead of by collectives, so that training
+In the background, threads exchange these messages through the job's store. No collective is needed, so that training
 can continue. In a job without a store, the threads use a file beside the checkpoint. Each rank posts one message: the
 description of its file, or the reason why the rank could not write its file. Rank 0 collects these messages, writes the
 file that completes the checkpoint, and posts the outcome. The other ranks wait for the outcome. If the save fails,
@@ -42,8 +42,8 @@ def begin(
     listed: str,
     store: Any,
 ) -> None:
-    """Write ``state`` and each rank's ``part`` as ``rank_files.save`` does, but in the background. Every rank must call
-    this function. ``store`` is the result of :func:`store_for`.
+    """Write ``state`` and each rank's ``part`` in the background. ``rank_files.save`` does the same while training
+    waits. Every rank must call this function. ``store`` is the result of :func:`store_for`.
 
     Raises:
         CheckpointError: this rank cannot begin to save. The other ranks raise an error later, when they wait for the
@@ -91,7 +91,7 @@ def _complete(
     entries: Sequence[rank_files.Entry],
 ) -> None:
     """End a save on rank 0, in the writing thread. ``main`` is the result of writing the checkpoint's main file. If the
-    main file has replaced an earlier checkpoint, remove the files that other ranks wrote for the earlier checkpoint.
+    main file has replaced an earlier checkpoint, also remove the other ranks' files of that checkpoint.
     """
     failure = main if isinstance(main, Exception) else main.exception()
     if failure is None:
@@ -128,8 +128,8 @@ def _follow(strategy: Strategy, joint: JointSave, path: str | Path, own: rank_fi
 
 def store_for(world: Group, path: str | Path) -> Any:
     """Return the store for a save to ``path``. Every rank must call this function. The result is a new connection to
-    the job's store. If the job has no store, the result is a store in a file beside the checkpoint, or ``None`` if some
-    ranks do not see this file. The last rank removes the file.
+    the job's store. If the job has no store, the result is a store in a file beside the checkpoint. If some ranks do
+    not see this file, the result is ``None``. The last rank that uses the file removes it.
     """
     if world.store is not None:
         return world.store.clone()
@@ -154,7 +154,7 @@ def store_for(world: Group, path: str | Path) -> Any:
     return store
 
 
-_BRANCHES = 8  # the ranks form a tree, in which each rank has up to this many ranks below it
+_BRANCHES = 8  # messages pass through a tree of ranks; each rank has up to this many children
 _decided: list[str] = []  # the keys of outcomes that are still in the store
 
 
@@ -167,7 +167,7 @@ class JointSave:
         world: all ranks.
         path: the checkpoint, for messages.
         save_id: the name of the save, equal on all ranks and new for every save.
-        store: the result of :func:`store_for`. ``None``: the world has one rank, or training waits while the ranks
+        store: the result of :func:`store_for`. ``None``: there is only one rank, or training waits while the ranks
             exchange messages.
         writers: the ranks that write a file, without rank 0; ``None``: all ranks write a file.
     """
@@ -181,16 +181,15 @@ class JointSave:
         self._store, self._key = store, f"drivetrain/save {save_id}"
 
     def exchange(self, written: Any, failure: BaseException | None) -> list[Any]:
-        """Send the other ranks ``written``, the description of this rank's file (plain data or objects with plain
-        attributes), or ``failure``.
+        """Send the other ranks ``written``, a description of this rank's file, or the reason of ``failure``.
+        ``written`` is plain data, or consists of objects with plain attributes.
 
         Returns:
             On rank 0, the other ranks' values of ``written``, in the order of ranks.
 
         Raises:
-            Exception: ``failure`` if this rank could not write its file, or a CheckpointError if another rank could not
-                write its file. With a store, only rank 0 raises the exception here. The other ranks raise the exception
-                in :meth:`conclude`.
+            Exception: ``failure``, or a CheckpointError if another rank could not write its file. With a store, only
+                rank 0 raises the exception here. The other ranks raise the exception in :meth:`conclude`.
         """
         if self._store is None and len(self._ranks) > 1:
             outcomes = self._world.gather_objects((written, failure and shown_error(failure)))
@@ -217,15 +216,16 @@ class JointSave:
         return [found[str(rank)] for rank in self._tree[1:]]
 
     def conclude(self, failure: BaseException | None) -> None:
-        """End the save. With a store, rank 0 sends the other ranks the outcome. Without a store, the caller must send
-        the outcome.
+        """End the save. With a store, rank 0 sends the other ranks the outcome. Without a store, the caller must tell
+        the other ranks.
 
         Raises:
-            Exception: the save has failed. A rank that has failed itself raises ``failure``.
+            Exception: ``failure``, if this rank has failed; a CheckpointError, if another rank has failed.
         """
         key, theirs = f"{self._key}/outcome", ""
         if self._store is not None and self._is_first:
-            with contextlib.suppress(RuntimeError):  # some stores treat an empty value as missing
+            with contextlib.suppress(RuntimeError):  # the job and the job's store have ended
+                # the value begins with "-", because some stores treat an empty value as missing
                 self._store.set(key, f"-{'' if failure is None else _text(failure)}")
             _decided.append(key)
         elif self._store is not None:
@@ -237,8 +237,8 @@ class JointSave:
             raise failure or CheckpointError(theirs)
 
     def _below(self) -> tuple[dict[str, Any], str]:
-        """Return the messages of the ranks below this rank in the tree, by rank. Also return why one of these ranks
-        could not write its file, or "".
+        """Return the messages of this rank's children in the tree, by rank. Also return why one of them could not write
+        its file, or "".
         """
         first = _BRANCHES * self._tree.index(self._rank) + 1
         ranks = self._tree[first : first + _BRANCHES]

@@ -1,4 +1,4 @@
-"""Forward and backward passes in which the ranks do not communicate, and one exchange of gradients afterwards.
+"""Run forward and backward passes without communication between ranks, and exchange the gradients once afterwards.
 
 After a failed pass, a rank can run the pass again, because no other rank waits in the middle of a pass.
 """
@@ -18,7 +18,7 @@ from drivetrain.strategies.strategy import Strategy
 
 
 class LocalPasses:
-    """The passes of a strategy with one device. Base class of the passes of other strategies.
+    """Passes on one device, where the ranks exchange nothing. Base class for strategies with several ranks.
 
     Args:
         strategy: the strategy of the fit.
@@ -49,7 +49,7 @@ class LocalPasses:
 
 
 class DDPPasses(LocalPasses):
-    """The passes of DistributedDataParallel."""
+    """Passes of a model that DistributedDataParallel wraps."""
 
     _model: Any = reads("_strategy.model")  # not stored: if layers are thawed, a new DDP replaces the old one
 
@@ -75,7 +75,7 @@ class DDPPasses(LocalPasses):
 
 
 class FSDPPasses(LocalPasses):
-    """The passes of FSDP2.
+    """Passes of a model that FSDP2 has sharded.
 
     Parameters are gathered once per optimizer step, so the ranks do not communicate in a pass.
     """
@@ -105,8 +105,8 @@ class FSDPPasses(LocalPasses):
             setattr(group, torch_private.TRAINING_STATE, torch_private.TrainingState.IDLE)
         torch_private.end_backward(self._root)
         for group in groups_in(self._root):
-            # The user's hooks may have frozen gathered parameters, because the module contained the gathered parameters
-            # instead of the shards. The shards of the frozen parameters must also be frozen.
+            # Copy ``requires_grad`` to the shards. The module contained gathered parameters, so the user's hooks may
+            # have frozen these instead of the shards.
             for parameter in group.fsdp_params:
                 parameter.sharded_param.requires_grad_(torch_private.gathered_of(parameter).requires_grad)
             group.reshard()
@@ -121,5 +121,5 @@ class FSDPPasses(LocalPasses):
 
 
 def of_ddp(strategy: Strategy) -> LocalPasses:
-    """Return the passes of DDP. If the model is not wrapped, return passes for one device."""
+    """Return :class:`DDPPasses`, or :class:`LocalPasses` if DDP does not wrap the model."""
     return (LocalPasses if strategy.model is strategy.lightning_module else DDPPasses)(strategy)
