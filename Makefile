@@ -9,6 +9,14 @@ STAMP := $(VENV)/.installed
 BENCH_VENV := .venv-bench
 BENCH_STAMP := $(BENCH_VENV)/.installed
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
+# Other environments than the first compile a module when it is first imported: they import few of those that they have.
+PIP_INSTALL_ASIDE := $(PIP_INSTALL) --no-compile
+# Install the packages of a file, one per line, all at once, or one by one if that fails: what cannot be installed is said.
+# $(1): the interpreter, $(2): options, $(3): the file.
+install_listed = packages=$$(sed 's/\#.*//' $(3)); \
+	$(1) $(PIP_INSTALL_ASIDE) $(2) $$packages || for package in $$packages; do \
+		$(1) $(PIP_INSTALL_ASIDE) $(2) "$$package" || echo "Not installed: $$package"; \
+	done
 # Third-party libraries that train with Lightning, beside Lightning and drivetrain.
 COMPAT_VENV := .venv-compat
 COMPAT_STAMP := $(COMPAT_VENV)/.installed
@@ -63,7 +71,7 @@ LONG_TESTS := tests/faults tests/conformance tests/clusters/test_machines.py tes
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test tree where test-faults test-interop test-compat test-clusters test-extras test-xla test-torch test-legacy test-proof check docs dist notes bench clean
+.PHONY: help demo test tree where test-faults test-interop test-compat test-clusters test-extras test-xla test-torch test-legacy test-proof environments check docs dist notes bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -160,6 +168,8 @@ clean: ## remove the environments and everything that the targets wrote
 	rm -rf .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 	find src tests tools examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
+environments: $(STAMP) $(DOCS_STAMP) $(EXTRAS_STAMP) $(XLA_STAMP) $(LEGACY_STAMP) $(PROOF_STAMP) $(CLUSTERS_STAMP) ## set up all environments of .ci/run (-j2 for two at once)
+
 $(STAMP): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV): torch, drivetrain and what its tests need, 1.7 GB, some minutes ..."
 	@$(PYTHON) -m venv $(VENV)
@@ -187,23 +197,17 @@ $(COMPAT_STAMP): pyproject.toml $(COMPAT_PINS)
 $(CLUSTERS_STAMP): pyproject.toml constraints.txt $(CLUSTERS_PACKAGES)
 	@echo "Setting up $(CLUSTERS_VENV) ..."
 	@$(PYTHON) -m venv $(CLUSTERS_VENV)
-	@$(CLUSTERS_VENV)/bin/python $(PIP_INSTALL) -c constraints.txt -e ".[examples]" pytest pytest-timeout
-	@for package in $$(sed 's/#.*//' $(CLUSTERS_PACKAGES)); do \
-		$(CLUSTERS_VENV)/bin/python $(PIP_INSTALL) -c constraints.txt "$$package" || echo "Not installed: $$package"; \
-	done
+	@$(CLUSTERS_VENV)/bin/python $(PIP_INSTALL_ASIDE) -c constraints.txt -e ".[examples]" pytest pytest-timeout
+	@$(call install_listed,$(CLUSTERS_VENV)/bin/python,-c constraints.txt,$(CLUSTERS_PACKAGES))
 	@touch $@
 
 # The same: an installed package whose parts cannot be compiled fails its tests.
 $(EXTRAS_STAMP): pyproject.toml constraints.txt $(EXTRAS_PACKAGES) $(EXTRAS_BARE) tests/extras/prepare.py
 	@echo "Setting up $(EXTRAS_VENV) ..."
 	@$(PYTHON) -m venv $(EXTRAS_VENV)
-	@$(EXTRAS_VENV)/bin/python $(PIP_INSTALL) -c constraints.txt -e . pytest pytest-timeout
-	@for package in $$(sed 's/#.*//' $(EXTRAS_PACKAGES)); do \
-		$(EXTRAS_VENV)/bin/python $(PIP_INSTALL) -c constraints.txt "$$package" || echo "Not installed: $$package"; \
-	done
-	@for package in $$(sed 's/#.*//' $(EXTRAS_BARE)); do \
-		$(EXTRAS_VENV)/bin/python $(PIP_INSTALL) --no-deps "$$package" || echo "Not installed: $$package"; \
-	done
+	@$(EXTRAS_VENV)/bin/python $(PIP_INSTALL_ASIDE) -c constraints.txt -e . pytest pytest-timeout
+	@$(call install_listed,$(EXTRAS_VENV)/bin/python,-c constraints.txt,$(EXTRAS_PACKAGES))
+	@$(call install_listed,$(EXTRAS_VENV)/bin/python,--no-deps,$(EXTRAS_BARE))
 	@$(EXTRAS_ENVIRON) $(EXTRAS_VENV)/bin/python tests/extras/prepare.py
 	@touch $@
 
@@ -224,21 +228,19 @@ $(TORCH_STAMP): pyproject.toml constraints.txt tools/torch_without_cuda.py
 $(LEGACY_STAMP): pyproject.toml constraints.txt $(LEGACY_PACKAGES) tests/legacy_examples/fetch.py
 	@echo "Setting up $(LEGACY_VENV) ..."
 	@$(PYTHON) -m venv $(LEGACY_VENV)
-	@$(LEGACY_VENV)/bin/python $(PIP_INSTALL) -c constraints.txt -e ".[cli,tensorboard,torchmetrics]" pytest pytest-timeout
-	@for package in $$(sed 's/#.*//' $(LEGACY_PACKAGES)); do \
-		$(LEGACY_VENV)/bin/python $(PIP_INSTALL) --no-deps -c constraints.txt "$$package" || echo "Not installed: $$package"; \
-	done
+	@$(LEGACY_VENV)/bin/python $(PIP_INSTALL_ASIDE) -c constraints.txt -e ".[cli,tensorboard,torchmetrics]" pytest pytest-timeout
+	@$(call install_listed,$(LEGACY_VENV)/bin/python,--no-deps -c constraints.txt,$(LEGACY_PACKAGES))
 	@$(LEGACY_VENV)/bin/python tests/legacy_examples/fetch.py
 	@touch $@
 
 $(PROOF_STAMP): pyproject.toml constraints.txt $(PROOF_PACKAGES)
 	@echo "Setting up $(PROOF_VENV) ..."
 	@$(PYTHON) -m venv $(PROOF_VENV)
-	@$(PROOF_VENV)/bin/python $(PIP_INSTALL) -c constraints.txt -e . -r $(PROOF_PACKAGES) pytest pytest-timeout
+	@$(PROOF_VENV)/bin/python $(PIP_INSTALL_ASIDE) -c constraints.txt -e . -r $(PROOF_PACKAGES) pytest pytest-timeout
 	@touch $@
 
 $(DOCS_STAMP): $(DOCS_PACKAGES)
 	@echo "Setting up $(DOCS_VENV) ..."
 	@$(PYTHON) -m venv $(DOCS_VENV)
-	@$(DOCS_VENV)/bin/python $(PIP_INSTALL) -r $(DOCS_PACKAGES)
+	@$(DOCS_VENV)/bin/python $(PIP_INSTALL_ASIDE) -r $(DOCS_PACKAGES)
 	@touch $@

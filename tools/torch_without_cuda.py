@@ -28,7 +28,7 @@ def pip(*arguments: str) -> None:
     Raises:
         subprocess.CalledProcessError: pip failed.
     """
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *arguments], check=True)
+    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", *arguments], check=True)
 
 
 def pins() -> Path:
