@@ -214,7 +214,7 @@ def _progress_of_epochs(checkpoint: State) -> State:
     return {
         **_fresh_progress(),
         "current_epoch": int(checkpoint.get("epoch", 0)),
-        "earlier_batches": steps,  # too few with gradient accumulation, because a step is then several batches
+        "earlier_batches": steps,  # an estimate: with gradient accumulation, a step has several batches
         "global_step": steps,
         "stepped_batches": steps,
     }
@@ -294,7 +294,7 @@ def _callback_state(state: Any, checkpoint: State) -> Any:
     if "wait_count" in state and "patience" in state:
         if "best_score" not in state:
             return None
-        reasons = ("stopping_reason", "stopping_reason_message")  # Lightning numbers the reasons differently
+        reasons = ("stopping_reason", "stopping_reason_message")  # Lightning stores other values here
         return {
             **{name: value for name, value in state.items() if name not in reasons},
             "stopped_epoch": state.get("stopped_epoch", 0),

@@ -42,9 +42,7 @@ def find_shared_parameters(module: nn.Module) -> list[list[str]]:
 
 
 def set_shared_parameters(module: nn.Module, shared_params: Sequence[Sequence[str]]) -> nn.Module:
-    """Tie parameters again. Tie parameters again: for each list of names, assign the parameter with the first name to
-    all names.
-    """
+    """Tie parameters again. For each list of names, assign the parameter with the first name to all names."""
     for first, *others in shared_params:
         parameter = module.get_parameter(first)
         for name in others:

@@ -74,7 +74,7 @@ def get_torchvision_model(model_name: str, **kwargs: Any) -> nn.Module:
 def get_init_args(frame: types.FrameType) -> dict[str, Any]:
     """Return the arguments of the ``__init__`` that ``frame`` runs, by name, including the items of ``**kwargs``.
 
-    For any other function, return an empty dictionary; also for an ``__init__`` without ``super()`` and ``__class__``,
+    Return an empty dictionary for any other function. An ``__init__`` that does not use ``super()`` counts as one,
     because its class is unknown.
     """
     code, values = frame.f_code, frame.f_locals
