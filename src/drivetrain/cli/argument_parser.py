@@ -53,7 +53,7 @@ AUTOMATIC = "AUTOMATIC"
 
 
 _MODE = "yaml with file.py:Class"
-# the working directory when the parse began; "" while nothing is parsed
+# the working directory at the start of a parse; "" before and after a parse
 _working_directory: ContextVar[str] = ContextVar("_working_directory", default="")
 
 

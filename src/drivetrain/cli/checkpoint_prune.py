@@ -44,9 +44,8 @@ def prune(folder: str, keep: int | None = None, delete: bool = False) -> dict[st
 
     Returns:
         A dictionary. ``entries`` describes each file or folder of drivetrain by ``path``, ``bytes``, ``reason`` and
-        ``action``: "remove", "keep", or "failed" if the removal failed. ``others`` is the number of other files,
-        ``failed`` is the number of removals that failed, ``deleted`` is the argument ``delete``, and ``folder`` is the
-        argument ``folder``.
+        ``action``: "remove", "keep", or "failed" if the removal failed. ``others`` and ``failed`` are the numbers of
+        other files and of failed removals. ``deleted`` and ``folder`` repeat the arguments.
 
     Raises:
         ConfigurationError: ``folder`` is no local folder, or ``keep`` is less than 1.

@@ -1,9 +1,9 @@
 """The command ``drivetrain``, with one subcommand per entry of :data:`COMMANDS`.
 
-To add a subcommand, write a module, and add the module to :data:`COMMANDS`. The module needs a function
-``parser(prog)``, which returns an ``argparse.ArgumentParser`` for help and completion, and a function ``main(arguments,
-prog)``, which returns the exit code. The code is 0, 1 if a check failed, or 2 if the usage is wrong or a check could
-not run. Importing the module and calling ``parser`` must not import torch.
+To add a subcommand, write a module, and add the module to :data:`COMMANDS`. The module needs two functions.
+``parser(prog)`` returns an ``argparse.ArgumentParser`` for help and completion. ``main(arguments, prog)`` returns the
+exit code. The code is 0, 1 if a check failed, or 2 if the usage is wrong or a check could not run. Importing the module
+and calling ``parser`` must not import torch.
 """
 
 from __future__ import annotations

@@ -221,7 +221,7 @@ def _differs(value: Any, default: Any) -> bool:
 
 
 def check_names(value: Any) -> None:
-    """Check that hyperparameters name no class or function that a checkpoint may not name.
+    """Check the names of classes and functions in hyperparameters. A checkpoint may name only some of them.
 
     Raises:
         CheckpointError: the hyperparameters name such a class or function.
@@ -287,7 +287,7 @@ def _imported(path: Any) -> Any:
 
 
 def options_below(parser: ArgumentParser, key: str) -> set[str]:
-    """Return the names of the options below ``key``. For an argument that is a dataclass, these are its fields, such as
+    """Return the names of the options below ``key``. A dataclass argument has an option for each of its fields, such as
     "size.width".
     """
     names = (action.dest.removeprefix(f"{key}.") for action in parser._actions)

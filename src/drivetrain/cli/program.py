@@ -121,8 +121,8 @@ def run_module(name: str, arguments: Sequence[str]) -> None:
 
 
 def _put_first_on_path(folder: str, always: bool = False) -> None:
-    """Put ``folder`` in place of ``sys.path[0]``. With the options -P and -I Python adds no such entry: then insert
-    ``folder`` only if ``always``.
+    """Put ``folder`` in place of ``sys.path[0]``. With -P or -I, Python adds no entry for the program. In this case,
+    insert ``folder`` only if ``always``.
     """
     if not getattr(sys.flags, "safe_path", False) and not sys.flags.isolated:
         sys.path[0] = folder

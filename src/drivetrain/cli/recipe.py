@@ -173,7 +173,9 @@ def _limit(given: argparse.Namespace) -> str:
 
 
 def _file(given: argparse.Namespace, program: Sequence[str]) -> str:
-    """Return the cluster's template with values. A template uses only some of ``words``."""
+    """Return the text of the cluster's file: its template with values filled in. A template uses only some of
+    ``words``.
+    """
     quote = shlex.quote if given.cluster in ("slurm", "ray", "docker") else scalar
     name, folder, image = given.name, given.folder, scalar(given.image or "")
     words = {

@@ -102,8 +102,8 @@ class WikiText2(Dataset[tuple[Tensor, Tensor]]):
 
 
 class SequenceSampler(Sampler[list[int]]):
-    """Yields the indices of batches for a recurrent model: sample ``i`` of a batch continues the text of sample ``i``
-    of the batch before.
+    """Yields batches of indices for a recurrent model. Sample ``i`` of a batch continues the text of sample ``i`` of
+    the batch before.
 
     Args:
         dataset: a dataset of consecutive samples.

@@ -144,8 +144,8 @@ def _progress(fit_loop: State, checkpoint: State) -> State:
 def fit_loop_of(position: State) -> State:
     """Convert drivetrain's counters in ``position`` to the entry "fit_loop" of a Lightning 2.x checkpoint.
 
-    The counters of automatic and of manual optimization both get the number of steps, because ``position`` does not
-    tell which of the two the module uses.
+    The number of steps is written for automatic and for manual optimization, because ``position`` does not tell which
+    one the module uses.
     """
     ending, done = bool(position.get("epoch_ending")), int(position.get("batches_done", 0))
     inside = done > 0 and not ending

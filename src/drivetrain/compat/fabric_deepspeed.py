@@ -323,7 +323,7 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
         """Write ``state`` into a folder in DeepSpeed's own format.
 
         Raises:
-            ConfigurationError: ``state`` has no module that was set up with an optimizer, or several; or has a name
+            ConfigurationError: ``state`` must have exactly one module that was set up with an optimizer, and no name
                 that DeepSpeed uses itself.
         """
         if filter or storage_options is not None:

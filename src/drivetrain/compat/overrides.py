@@ -1,8 +1,8 @@
 """Finds methods of a user's class that drivetrain would never call. They cause a warning or an error.
 
 A contract is a base class that users extend, such as ``Strategy``. :mod:`drivetrain.compat.members` lists members that
-Lightning's contracts have, but that drivetrain never calls. If a class overrides one of them, numbers, state or ranks
-may be wrong without it: then drivetrain raises an error when the object is created. Otherwise it warns.
+Lightning's contracts have, but that drivetrain never calls. Creating an object whose class overrides such a member
+raises an error, if ignoring it would change numbers, state or ranks. Otherwise drivetrain warns.
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ module below ``drivetrain``. A source without names provides all names in its ``
 rows. The third line defines ``pytorch.loggers.comet``, with the names that ``drivetrain.loggers`` imports from its file
 ``comet``, and ``pytorch.loggers.mlflow``. In the fourth line, ``fabric.accelerators.cpu`` has only the name
 ``CPUAccelerator``. The path "-" is the top-level package. The source "*" stands for the sources of all modules directly
-below the row's module. The source "=path" stands for the sources of the row ``path``, in this file or in the file of a
-later version (the argument ``later`` of :func:`table_of`). The source "=" stands for the sources of the row with the
-same path in ``later``. If a path begins with "*", it is no module, but a name for other rows to use.
+below the row's module. The source "=path" stands for the sources of the row ``path`` in this file, or in the file of a
+later version, ``later``. The source "=" stands for the sources of the row with the same path in ``later``. If a path
+begins with "*", it is no module, but a name for other rows to use.
 """
 
 from __future__ import annotations

@@ -20,7 +20,8 @@ def is_foreign(value: Any) -> bool:
 
 
 def translated(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the Trainer's arguments, with the result of ``as_settings()`` in place of each object of another API.
+    """Return the Trainer's arguments. In place of each object of another API, they contain what its ``as_settings()``
+    returns.
 
     The object can be ``accelerator``, ``strategy``, or one of ``plugins``. ``as_settings()`` returns a dictionary of
     the Trainer's arguments. Its ``plugins`` and ``callbacks`` are added to those of the program. For other arguments,

@@ -23,9 +23,7 @@ _SLOWEST_MIB_S, _LONGEST_S = 20, 0.05
 
 
 def check(rank: int, folder: str) -> Items:
-    """Sum tensors over two ranks with Gloo on the CPU, and with the backend of each kind of device that exists twice or
-    more.
-    """
+    """Sum tensors over two ranks with Gloo on the CPU. If there are two devices of a kind, also sum tensors on them."""
     pairs = [("gloo", [HOST, HOST])]
     for kind in available():
         if isinstance(kind, Kind) and len(kind.devices) > 1:

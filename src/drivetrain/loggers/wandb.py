@@ -50,8 +50,8 @@ class InitArguments(TypedDict, total=False):
 class WandbLogger(Tables):
     """Logs to a run of Weights & Biases.
 
-    The x axis of the curves is ``trainer/global_step``, and not wandb's own step: a resumed fit goes back to earlier
-    steps, and wandb would drop their values. A resumed fit continues the checkpoint's run.
+    The x axis of the curves is ``trainer/global_step``. It is not wandb's own step, because wandb drops values of
+    earlier steps, which a resumed fit logs. A resumed fit continues the checkpoint's run.
 
     Args:
         name: the run's name.

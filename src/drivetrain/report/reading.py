@@ -164,8 +164,8 @@ def _read_earlier(run: Run) -> None:
 
 
 def _elsewhere(run: Run) -> str | None:
-    """Return the checkpoint from which the first fit of ``run`` resumed; ``None`` if there is none, or if it is in this
-    run's own folder.
+    """Return the checkpoint from which the first fit of ``run`` resumed. Return ``None`` if there is none, or if it is
+    in the folder of ``run``.
     """
     source = run.attempts[0].get("resumed_from") if run.attempts else None
     return source if isinstance(source, str) and (os.path.isabs(source) or files.is_remote(source)) else None

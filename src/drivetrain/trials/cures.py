@@ -40,7 +40,8 @@ class Cure:
     """One change of a program.
 
     Attributes:
-        name: one of :data:`~drivetrain.trials.NAMES`. With a value if several are tried, as in ``num_workers=4``.
+        name: one of :data:`~drivetrain.trials.NAMES`. If several values are tried, the name includes the value:
+            ``num_workers=4``.
         write: what to write in the program.
         loader: attributes of the training loader that the cure changes.
         settings: arguments of the Trainer that the cure changes.
