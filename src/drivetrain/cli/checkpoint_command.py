@@ -102,7 +102,7 @@ def _run(given: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str], int]
         given.largest = _bytes(given.largest)
     module, options = _MODULES[given.action], {**vars(given)}
     result = getattr(module, options.pop("action"))(**{name: options[name] for name in options if name != "json"})
-    is_fine = result.get("ok", result.get("equal", True))  # "ok": of verify; "equal": of diff
+    is_fine = result.get("ok", result.get("equal", True))  # "ok" is from verify, and "equal" from diff
     return result, module.text(result), 2 if result.get("failed") else int(not is_fine)  # "failed": of prune
 
 

@@ -99,7 +99,7 @@ def convert(
         # Another program may have created the target meanwhile. The error is then FileExistsError or ENOTEMPTY.
         if target.exists():
             raise taken from error
-        # without the file name in `error`, which is temporary
+        # the message must not have the temporary file's name, which `error` has
         plain = OSError(error.errno, os.strerror(error.errno)) if error.errno else error
         cure = (
             "Choose another name" if isinstance(error, FileExistsError) else "Free some space, or choose another place"

@@ -53,7 +53,8 @@ class _DcpTensor(StoredTensor):
         found = _load(self.folder / piece.file, piece.at, piece.length, self.called)  # type: ignore[operator]  # a local folder
         if not isinstance(found, Tensor) or (found.dtype, tuple(found.shape)) != (self.dtype, piece.shape):
             raise CheckpointError(f"{self.folder}: {self.called} is not what {_METADATA} says. Use another checkpoint.")
-        return found.resolve_conj().resolve_neg()  # callers copy raw memory
+        # Callers copy the memory, so neither a conj bit nor a neg bit may be set.
+        return found.resolve_conj().resolve_neg()
 
 
 class _View(io.RawIOBase):

@@ -122,8 +122,8 @@ def write(state: Mapping[str, Any], target: Path, largest: int | None = None) ->
 
 
 def split(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the tensors by name, and the names of tied weights. A tied weight is in the first dictionary under its
-    first name. The second one maps its other names to this name.
+    """Return two dictionaries. The first has all tensors by name, but a tied weight only under its first name. The
+    second maps each other name of a tied weight to its first name.
     """
     tensors: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}

@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # A reader such as head has ended. Without dup2, Python would report this again at exit.
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 141  # the exit code of a process that SIGPIPE has killed, in a shell
+            return 141  # 128 + SIGPIPE, as in a shell
         raise
     return code
 

@@ -67,7 +67,7 @@ def _hints(message: str, parser: argparse.ArgumentParser) -> Iterator[str]:
         for path in _OF_LIGHTNING.findall(message):
             name = path.rpartition(".")[2]
             yield f"{path!r} is a path of Lightning's. Write the name of the class alone, {name!r}, in a file too."
-        # then the message is about an option in a file, or about an argument of a class
+        # messages about an option in a file, or about an argument of a class
         for group, name in _OPTION.findall(message):
             yield from _for_option(f"{group}.{name}" if group else name, known, dashes="")
 

@@ -269,7 +269,7 @@ def _state_key(key: Any) -> str:
     try:
         given = ast.literal_eval(_INTERVAL.sub(_in_seconds, brace + arguments))
     except (ValueError, SyntaxError, TypeError, OverflowError):
-        return str(key)  # the user's callback defines this key
+        return str(key)  # a user's callback may define any key
     if not isinstance(given, dict):
         return str(key)
     if "every_n_train_steps" in given:

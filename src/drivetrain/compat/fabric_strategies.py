@@ -270,7 +270,7 @@ class Strategy(plain.Strategy, metaclass=_Served):
     __init__: Any = constructor(plain.Strategy, "accelerator", "checkpoint_io", "precision")
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        if "_plain" in vars(cls):  # the class has a base class in drivetrain, whose facts it copies
+        if "_plain" in vars(cls):  # not a user's subclass: copy the facts of `_plain`
             cls.facts = cls._plain.facts.but(engine_verbs=FabricVerbs, engine_class=None)  # type: ignore[attr-defined]
         super().__init_subclass__(**kwargs)
 

@@ -1,5 +1,5 @@
-"""The import hook: for ``import lightning.pytorch``, Python gets a module with drivetrain's objects under Lightning's
-names.
+"""The import hook. For ``import lightning.pytorch``, it creates a module that has drivetrain's objects under
+Lightning's names.
 
 This module is a :class:`ServedModule`, which finds a name in a table when the name is first used. Modules that are not
 in the table cannot be imported. An installed Lightning is never used.
@@ -158,7 +158,7 @@ def program_of(path: str) -> tuple[str, str] | None:
 
 def offers(path: str, of: table.Table | None = None) -> Iterator[tuple[str, str, str]]:
     """Yield the names in Lightning's module ``path``. For each name, also yield the replacement: drivetrain's module,
-    and the name in this module. ``of`` is the table of modules, by default the table in use.
+    and the name in this module. ``of`` is the table of modules, by default the one that this process uses.
     """
     for source in (of or table.in_use()).served[path]:
         home, _, written = source.partition(":")
@@ -169,7 +169,9 @@ def offers(path: str, of: table.Table | None = None) -> Iterator[tuple[str, str,
 
 
 def names(path: str, of: table.Table | None = None) -> set[str]:
-    """Return the names in Lightning's module ``path``; ``of`` is the table, by default the table in use."""
+    """Return the names in Lightning's module ``path``; ``of`` is the table of modules, by default the one that this
+    process uses.
+    """
     return {offered for offered, _, _ in offers(path, of)}
 
 

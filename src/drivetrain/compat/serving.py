@@ -133,5 +133,5 @@ def _answer(module: ServableModule, payload: dict[str, Any]) -> Response:
         inputs, outputs = module.configure_serialization()
         found: Any = module.serve_step(**body | {key: convert(body[key]) for key, convert in inputs.items()})
         return Response(200, json.dumps(found | {key: convert(found[key]) for key, convert in outputs.items()}))
-    except Exception as error:  # a server would send the error, and continue
+    except Exception as error:  # a server would answer with the error, and go on
         return Response(500, f"{type(error).__name__}: {error}")

@@ -17,7 +17,7 @@ _NUMBERS = itertools.count()
 
 
 class EventFile(SummaryWriter):
-    """A writer for one event file of TensorBoard, which is new, or which the writer appends to.
+    """Writes one event file of TensorBoard. It creates a new file, or appends to an existing one.
 
     Args:
         log_dir: the folder of a new file.

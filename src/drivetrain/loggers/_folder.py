@@ -139,7 +139,7 @@ class FolderLogger(Logger):
             return
         folder, inside = str(state.get("folder", "")), os.path.join(self._runs_dir, "")
         below = _absolute(path).removeprefix(inside)
-        # Compares the checkpoint's present path, so the user may have moved all runs.
+        # Whether the checkpoint is below `_runs_dir`, also after the user has moved this folder.
         is_here = below != _absolute(path)
         name = os.path.basename(folder) if folder else below.split(os.sep)[0]
         match = _VERSION.fullmatch(name) if is_here or folder == inside + name else None

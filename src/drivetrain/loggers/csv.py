@@ -64,7 +64,7 @@ class CSVLogger(FolderLogger):
         self._rows_before = 0  # how many rows the file has before byte `_offset`
         self._opened = False
         self._dirty = False
-        self._left: tuple[int, ...] | None = None  # `_identity` after this logger's last write
+        self._left: tuple[int, ...] | None = None  # what `_identity` returned after this logger's last write
         self._row_in_file: Row = {}  # the last row in the file
         self._shared = False
         self._found: Row = {}  # the last row of the table that is continued; {} unless all values are numbers

@@ -131,7 +131,7 @@ class TensorBoardLogger(FolderLogger):
         """Record each number as a scalar. A dictionary of numbers becomes a chart with several curves."""
         writer, values = self.experiment, self._named(metrics)
         if step is not None:
-            curves = values.keys() - self._named({"epoch": 0}).keys()  # every call also has "epoch"
+            curves = values.keys() - self._named({"epoch": 0}).keys()  # the Trainer adds "epoch" to every call
             # A resumed fit logs the checkpoint's step again, but the file already has these values.
             known = {name for name in curves if step <= self._found.get(name, step - 1)}
             if known and known == curves:
@@ -170,7 +170,7 @@ class TensorBoardLogger(FolderLogger):
         if is_result:
             self._found = {name: at for name, at in self._found.items() if name not in self._named(metrics)}
         self.log_metrics(metrics, step or 0)
-        # Not by SummaryWriter.add_hparams, because it would create another run in a subfolder.
+        # SummaryWriter.add_hparams would create another run in a subfolder.
         summaries = hparams(dict(_flat(self.hparams)), self._named(metrics))  # type: ignore[no-untyped-call]
         for summary in summaries:
             file_writer.add_summary(summary)

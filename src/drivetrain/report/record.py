@@ -31,7 +31,7 @@ from drivetrain.settings import Settings
 from drivetrain.strategies.agreement import text_of
 from drivetrain.trainer.stopping import why_ended
 
-Trainer = Any  # the Trainer's module imports this one
+Trainer = Any  # importing the Trainer here would be circular
 
 _GIT_WAIT_S = 5.0  # how long the end of a fit waits for git, which was started when the fit began
 

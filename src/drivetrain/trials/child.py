@@ -105,7 +105,7 @@ class Trial(Callback):
     def _end(self, **found: Any) -> None:
         self.write(**found)
         sys.stdout.flush()
-        os._exit(0)  # without the program's code after the fit, and without exit handlers
+        os._exit(0)  # do not run the program's code after the fit, nor exit handlers
 
     def _prepare(self, trainer: Any) -> None:
         """Check that the fit can be measured, limit validations, and apply the cure's settings."""

@@ -46,7 +46,7 @@ class Judgement:
 def judge(unchanged: Sequence[float], changed: Sequence[float]) -> Judgement:
     """Compare the samples per second of each round without and with a cure."""
     ratios = [new / old for new, old in zip(changed, unchanged, strict=True)]
-    is_measured = len(ratios) > 1  # a single round has no spread
+    is_measured = len(ratios) > 1  # one round does not show how much the speed varies
     spread = max(unchanged) / min(unchanged)
     return Judgement(
         statistics.median(ratios), min(ratios), max(ratios), is_measured and min(ratios) > max(spread, LEAST_GAIN)
