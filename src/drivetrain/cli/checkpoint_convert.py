@@ -49,8 +49,8 @@ def convert(
         out: a new file in an existing folder. For "dcp" and "huggingface", a new folder. ``out`` exists only after
             everything was written.
         to: one of :data:`TARGETS`.
-        strip_prefix, add_prefix: a prefix to remove from the names of the weights, and a prefix to add. One of the two
-            formats must contain only weights.
+        strip_prefix, add_prefix: a prefix to remove from the names of the weights, and a prefix to add. The format of
+            ``path`` or the format ``to`` must contain only weights.
         largest: with "huggingface", the maximum bytes of a file.
 
     Returns:

@@ -79,8 +79,8 @@ def words_to_call(module: str, first: str = "") -> list[str]:
         module: the module.
         first: a statement that runs before ``module`` is imported.
     """
-    # sys.path[0] may be "", which means the working directory. It is replaced and not removed, because the program's
-    # folder will later take this place.
+    # sys.path[0] may be "", which means the working directory. Do not remove this entry: the program's folder will
+    # later take its place.
     begin = "import gc, sys; sys.path[0] = sys.path[0] or sys.executable"
     return ["-c", "; ".join(filter(None, (begin, first, f"from {module} import main", "sys.exit(main())")))]
 

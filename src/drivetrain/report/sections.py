@@ -12,7 +12,7 @@ from drivetrain.report.comparing import facts, mapping, rows, summary
 from drivetrain.report.curves import COLORS, Curve, chart, kind_of, text
 from drivetrain.report.reading import Run, number
 
-# how many points all curves may have together, and one curve at most and at least
+# all curves together have at most the first number of points; one curve has between the third and the second
 _POINTS, _MOST_POINTS, _LEAST_POINTS = 16_000, 400, 12
 _ALL_CHARTS, _TABLE, _FILE = 190_000, 22_000, 55_000  # the largest sizes in bytes, so that a page has less than 500 kB
 _VALUE, _LINE = 300, 2000  # the longest value and the longest line of a file, in characters
