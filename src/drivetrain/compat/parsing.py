@@ -92,8 +92,8 @@ def collect_init_args(
 
     Args:
         frame: the frame of a constructor, or of a function that it calls.
-        path_args: the list that is returned. For each constructor, a dictionary is appended, and last the one of the
-            most derived class.
+        path_args: the list that is returned. Gets a dictionary for each constructor; the last one is of the most
+            derived class.
         inside: whether to stop at the first frame that is no constructor, even before a constructor was found.
         classes: the classes whose constructors count; empty: all classes.
     """

@@ -70,8 +70,8 @@ class ServableModuleValidator(Callback):
         resp: the answer; ``None`` before training starts.
 
     Raises:
-        NotSupportedError: the value of ``optimization`` or ``server`` is not supported; or the strategy shards
-            parameters.
+        NotSupportedError: the value of ``optimization`` or ``server`` is not supported; or, when training starts, the
+            strategy shards parameters.
         ConfigurationError: when training starts, the module is no ServableModule, or does not answer as expected.
     """
 

@@ -1,5 +1,5 @@
 """The tables of Lightning's modules that drivetrain replaces. There is a table for each supported version of Lightning,
-also called a generation. A process uses one of them.
+also called a generation. A process uses one of these tables.
 
 The rows are in the files ``served.txt`` of this folder and of the folders in ``drivetrain.legacy``; see
 :mod:`drivetrain.compat.rows`.

@@ -24,7 +24,7 @@ class EventFile(SummaryWriter):
         event_file: the file to append to; ``None``: a new file.
         mark: a text in a new file's name, before the suffix.
         purges_charts: whether to hide later values that earlier processes have written to charts with several curves.
-            They are in other files, because each curve of such a chart has a folder.
+            Each curve of such a chart has a separate folder, with files of its own.
         kwargs: arguments for ``SummaryWriter``.
 
     Attributes:
