@@ -294,7 +294,7 @@ def _callback_state(state: Any, checkpoint: State) -> Any:
     if "wait_count" in state and "patience" in state:
         if "best_score" not in state:
             return None
-        reasons = ("stopping_reason", "stopping_reason_message")  # Lightning stores other values here
+        reasons = ("stopping_reason", "stopping_reason_message")  # Lightning's values have other meanings
         return {
             **{name: value for name, value in state.items() if name not in reasons},
             "stopped_epoch": state.get("stopped_epoch", 0),

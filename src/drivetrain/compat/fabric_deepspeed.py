@@ -53,10 +53,10 @@ class _Trained:
 class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
     """DeepSpeed's ZeRO; see :class:`drivetrain.strategies.DeepSpeedStrategy`, and docs/deepspeed.md.
 
-    Call ``fabric.setup(model, optimizer)`` with both. ``fabric.backward(loss)`` and ``optimizer.step()`` call
-    DeepSpeed's engine. To accumulate gradients, set ``gradient_accumulation_steps`` in the engine's configuration, or
-    use ``fabric.no_backward_sync``. After each optimizer step, the strategy steps the scheduler that was passed to
-    ``fabric.setup``. Checkpoints are folders in DeepSpeed's own format.
+    Set up a module and its optimizer in one call, ``fabric.setup(model, optimizer)``. ``fabric.backward(loss)`` and
+    ``optimizer.step()`` call DeepSpeed's engine. To accumulate gradients, set ``gradient_accumulation_steps`` in the
+    engine's configuration, or use ``fabric.no_backward_sync``. After each optimizer step, the strategy steps the
+    scheduler that was passed to ``fabric.setup``. Checkpoints are folders in DeepSpeed's own format.
 
     Args:
         accelerator, parallel_devices, cluster_environment, precision, process_group_backend, timeout: as for DDP.

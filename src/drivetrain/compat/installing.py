@@ -19,7 +19,7 @@ _before: parity.Parity | None = None
 def install(numbers: str | Iterable[str] = (), generation: str = "") -> None:
     """Make imports of Lightning import drivetrain's replacements, in this process and in its child processes.
 
-    A second call replaces the arguments of the first.
+    After a second call, only its own switches are set.
 
     Args:
         numbers: switches of :mod:`drivetrain.parity`: a list, or one string with commas. Each switch, such as
