@@ -1,4 +1,6 @@
-"""The command line of a user's program (:class:`LightningCLI`), and ``drivetrain`` (:mod:`drivetrain.cli.command`)."""
+""":class:`LightningCLI`, which gives a program a command line, and the command ``drivetrain``
+(:mod:`drivetrain.cli.command`).
+"""
 
 from drivetrain.base.lazy import public
 

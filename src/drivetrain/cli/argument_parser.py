@@ -1,4 +1,4 @@
-"""Argument parser whose options are the arguments of classes."""
+"""An argument parser with an option for each argument of a class."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ from drivetrain.settings import DOCS
 from drivetrain.trainer.trainer import Trainer
 
 AUTOMATIC = "AUTOMATIC"
-"""The default of the argument ``link_to`` of ``add_optimizer_args`` and ``add_lr_scheduler_args``: LightningCLI makes
-the model's ``configure_optimizers`` return the added optimizer or scheduler.
+"""The default of ``link_to`` in :meth:`LightningArgumentParser.add_optimizer_args`: the model's
+``configure_optimizers`` returns the optimizer.
 """
 
 
 _MODE = "yaml with file.py:Class"
-# the working directory while a command line is parsed, otherwise ""
+# the working directory at the start of a parse; "" before and after a parse
 _working_directory: ContextVar[str] = ContextVar("_working_directory", default="")
 
 
 def _loaded(text: str) -> Any:
-    """Read YAML. While a command line is parsed, also import each class that the YAML names as ``file.py:Class``."""
+    """Read YAML. During a parse, also import each class that the YAML names as ``file.py:Class``."""
     value, folder = get_loader("yaml")(text), _working_directory.get()
     return class_files.import_paths(value, folder) if folder else value
 
@@ -67,18 +67,18 @@ set_loader(_MODE, _loaded, (yaml.YAMLError,))
 
 
 class LightningArgumentParser(ArgumentParser):
-    """A parser whose options are the arguments of classes: ``--<key>.<argument>``.
+    """A parser with an option ``--<key>.<argument>`` for each argument of a class.
 
-    An option cannot be abbreviated. If an option does not exist, the error suggests a similar option.
+    Options cannot be abbreviated. The error about an unknown option suggests a similar one.
 
     Args:
         args, kwargs: arguments of ``jsonargparse.ArgumentParser``. With ``default_env=True``, environment variables can
             also set options: ``PL_FIT__TRAINER__MAX_EPOCHS`` sets ``fit --trainer.max_epochs``.
 
     Attributes:
-        callback_keys: the ``nested_key`` of each callback that the program has added.
-        files: the names and the paths of the modules from which the user has named a class as ``file.py:Class``.
-            Spawned ranks import these modules, too.
+        callback_keys: the ``nested_key`` of each callback that :meth:`add_lightning_class_args` has added.
+        files: for each ``file.py:Class`` on the command line, the module's name and the file's path. Spawned ranks
+            import these modules, too.
         optimizers, lr_schedulers: for each ``nested_key``, the allowed classes and ``link_to``.
     """
 
@@ -96,10 +96,10 @@ class LightningArgumentParser(ArgumentParser):
         subclass_mode: bool = False,
         required: bool = True,
     ) -> list[str]:
-        """Add the arguments of a Trainer, a module, a data module or a callback, as ``--<nested_key>.<argument>``.
+        """Add an option ``--<nested_key>.<argument>`` for each argument of a Trainer, module, data module or callback.
 
-        The Trainer always has the callbacks that are added with this method: the command line sets the arguments of
-        these callbacks, but cannot remove the callbacks.
+        The Trainer always gets a callback that is added here. The command line can set its arguments, but not remove
+        it.
 
         Args:
             lightning_class: the class, or a function with a return annotation.
@@ -108,8 +108,8 @@ class LightningArgumentParser(ArgumentParser):
             required: with ``subclass_mode``, whether the command line must name a class.
 
         Returns:
-            The names of the added options, without dashes. In ``subclass_mode`` the list is empty, because the class is
-            not known yet.
+            The names of the added options, without dashes. With ``subclass_mode`` the list is empty, because the
+            command line chooses the class.
 
         Raises:
             ConfigurationError: ``lightning_class`` is no Trainer, module, data module or callback.
@@ -128,7 +128,7 @@ class LightningArgumentParser(ArgumentParser):
             return []
         if issubclass(cls, Trainer):
             return self._add_trainer(cls, nested_key)
-        # fail_untyped=False: an argument that has neither a type nor a default becomes optional, with the default None
+        # With fail_untyped=False, an argument without type and default becomes optional, with the default None.
         return self.add_class_arguments(cls, nested_key, fail_untyped=False, sub_configs=True)
 
     def add_optimizer_args(
@@ -142,8 +142,8 @@ class LightningArgumentParser(ArgumentParser):
         Args:
             optimizer_class: the optimizer, or a tuple of base classes whose subclasses are allowed.
             nested_key: the word before the dot.
-            link_to: an option of the model, such as "model.optimizer_init". The model gets a dictionary from which
-                :func:`~drivetrain.cli.instantiate_class` creates the optimizer. By default, the model's
+            link_to: an option of the model, such as "model.optimizer_init". The model then gets a dictionary for
+                :func:`~drivetrain.cli.instantiate_class`, which creates the optimizer. By default, the model's
                 ``configure_optimizers`` returns the optimizer.
         """
         self._add_described(optimizer_class, nested_key, skip="params", title="The optimizer")
@@ -160,7 +160,7 @@ class LightningArgumentParser(ArgumentParser):
         self.lr_schedulers[nested_key] = (lr_scheduler_class, link_to)
 
     def link_described(self) -> None:
-        """Link each optimizer and scheduler to the option in ``link_to``. Call this method after all options were
+        """Set each option in ``link_to`` from its optimizer or scheduler. Call this method after all options were
         added.
         """
         for key, (offered, link_to) in {**self.optimizers, **self.lr_schedulers}.items():
@@ -168,7 +168,7 @@ class LightningArgumentParser(ArgumentParser):
                 self.link_arguments(key, link_to, compute_fn=functools.partial(_described, offered))
 
     def set_trainer_defaults(self, defaults: Mapping[str, Any]) -> None:
-        """Set new defaults for the Trainer's arguments. Values that cannot be written to a file are ignored.
+        """Set new defaults for the Trainer's arguments. Objects that YAML cannot represent are ignored here.
 
         Raises:
             ConfigurationError: the Trainer has no argument of this name.
@@ -187,12 +187,12 @@ class LightningArgumentParser(ArgumentParser):
                 self.set_defaults({f"trainer.{name}": plain})
 
     def parse_args(self, args: Sequence[str] | None = None, *rest: Any, **kwargs: Any) -> Any:  # type: ignore[override]
-        """Parse a command line. The command line and its configuration files can name a class as ``file.py:Class``.
+        """Parse a command line. The command line and the files of ``--config`` can name a class as ``file.py:Class``.
 
         ``--config`` also accepts an address such as ``s3://bucket/config.yaml``.
 
         Raises:
-            ConfigurationError: the package that reads from such addresses is not installed.
+            ConfigurationError: the package for such an address, for example s3fs, is not installed.
         """
         words = [str(word) for word in (sys.argv[1:] if args is None else args)]
         options = ["", *words]
@@ -204,16 +204,16 @@ class LightningArgumentParser(ArgumentParser):
         token = _working_directory.set(_working_directory.get() or os.getcwd())  # jsonargparse changes os.getcwd()
         try:
             return super().parse_args(list(map(class_files.import_path, words)), *rest, **kwargs)
-        except ConfigurationError as error:  # for a ``file.py:Class``, the file or the class does not exist
+        except ConfigurationError as error:  # the file or the class of a ``file.py:Class`` does not exist
             self.error(str(error), error)
         finally:
             self.files.update(class_files.imported)
             _working_directory.reset(token)
 
     def dump(self, *args: Any, **kwargs: Any) -> str:
-        """Return a configuration as text. A class that the user named as ``file.py:Class`` is written in this form.
+        """Return a configuration as text. It names a class as ``file.py:Class`` if the user did.
 
-        With ``format="yaml"`` every class is written as its import path.
+        With ``format="yaml"`` it names every class by its import path.
         """
         text: str = super().dump(*args, **kwargs)
         return text if kwargs.get("format") == "yaml" else class_files.places(text, self.files)
@@ -232,8 +232,8 @@ class LightningArgumentParser(ArgumentParser):
         return names
 
     def _add_described(self, offered: type | tuple[type, ...], key: str, skip: str, title: str) -> None:
-        """Add the arguments of a class, except ``skip``. The parser does not create an object, because the value of
-        ``skip`` (such as an optimizer's parameters) does not exist yet.
+        """Add the arguments of a class, except ``skip``. The parser creates no object of the class: ``skip``, such as
+        an optimizer's parameters, has no value yet.
         """
         if isinstance(offered, tuple):
             group = self.add_argument_group(title, name=key)
@@ -245,21 +245,19 @@ class LightningArgumentParser(ArgumentParser):
 
 
 def class_of(given: type | Callable[..., Any]) -> type:
-    """Return ``given``. If ``given`` is a function, return a class that calls the function to create objects."""
+    """Return the class ``given``; for a function, a class that calls the function to create objects."""
     return given if isinstance(given, type) else class_from_function(given)
 
 
 def listed(value: Any) -> list[Any]:
-    """Return ``value`` as a list: one object, an iterable of objects, or ``None``."""
+    """Return a list of one object or of an iterable's objects; for ``None``, an empty list."""
     if value is None:
         return []
     return list(value) if isinstance(value, Iterable) and not isinstance(value, (str, Mapping, Namespace)) else [value]
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a configuration can contain ``value``. This is true for plain data, and for results of
-    ``jsonargparse.lazy_instance``.
-    """
+    """Whether YAML can represent ``value``: plain data, or a result of ``jsonargparse.lazy_instance``."""
     if isinstance(value, Mapping):
         return all(is_plain(item) for item in value.values())
     if isinstance(value, (list, tuple)):

@@ -27,14 +27,14 @@ def main(arguments: Sequence[str], prog: str = "drivetrain checkpoint") -> int:
     """Run a subcommand.
 
     Returns:
-        The exit code. 2 after an error, or if ``prune`` could not remove something. 1 if ``verify`` found damage, or if
-        ``diff`` found a difference. Otherwise 0.
+        The exit code. It is 2 after an error, or if ``prune`` could not remove a file. It is 1 if ``verify`` found
+        damage or ``diff`` a difference. Otherwise 0.
     """
     given = parser(prog).parse_args(arguments)
     try:
         result, lines, code = _run(given)
         said = _json(result) if given.json else "\n".join(map(_escaped, lines))
-    except Exception as error:  # any exception, because Python's exit code 1 would mean "different" or "damaged"
+    except Exception as error:  # without this, Python would exit with 1, which means "different" or "damaged"
         text = str(error) if isinstance(error, DrivetrainError) else f"{type(error).__name__}: {error}"
         if given.json:
             print(_json({"error": text}))
@@ -49,9 +49,7 @@ def _json(value: Any) -> str:
 
 
 def _escaped(line: str) -> str:
-    """Return ``line`` with control characters and lone surrogates escaped, because names in a file can contain such
-    characters.
-    """
+    """Escape control characters and lone surrogates, which names in a checkpoint may contain."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in line)
 
 
@@ -95,7 +93,7 @@ _MODULES: dict[str, Any] = {
     "inspect": checkpoint_inspect, "verify": checkpoint_verify, "diff": checkpoint_diff, "convert": checkpoint_convert,
     "consolidate": checkpoint_convert, "prune": checkpoint_prune,
 }  # fmt: skip
-"""For each subcommand, the module with a function of the same name, which runs the subcommand."""
+"""For each subcommand, the module that runs it. The function has the subcommand's name."""
 
 
 def _run(given: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str], int]:
@@ -104,7 +102,7 @@ def _run(given: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str], int]
         given.largest = _bytes(given.largest)
     module, options = _MODULES[given.action], {**vars(given)}
     result = getattr(module, options.pop("action"))(**{name: options[name] for name in options if name != "json"})
-    is_fine = result.get("ok", result.get("equal", True))  # "ok": of verify; "equal": of diff
+    is_fine = result.get("ok", result.get("equal", True))  # "ok" is from verify, and "equal" from diff
     return result, module.text(result), 2 if result.get("failed") else int(not is_fine)  # "failed": of prune
 
 

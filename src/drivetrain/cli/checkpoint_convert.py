@@ -28,7 +28,7 @@ from drivetrain.trainer.rank_parts import is_inside
 
 _OURS = ("drivetrain", "drivetrain-sharded")
 _FOLDERS = ("drivetrain-sharded", "dcp", "deepspeed")
-_LARGEST = 5 * 10**9  # the default limit for the bytes of a file, as in Hugging Face's libraries
+_LARGEST = 5 * 10**9  # the default largest size of a file in bytes, as in Hugging Face's libraries
 
 NO_DEEPSPEED = (
     "DeepSpeed's folders cannot be written: their files hold flat pieces whose boundaries depend on the number of "
@@ -46,16 +46,16 @@ def convert(
 
     Args:
         path: a checkpoint of any kind.
-        out: a new file in an existing folder. For "dcp" and "huggingface", a new folder. ``out`` appears only when
-            everything is written.
+        out: a new file in an existing folder. For "dcp" and "huggingface", a new folder. ``out`` exists only after
+            everything was written.
         to: one of :data:`TARGETS`.
-        strip_prefix, add_prefix: a prefix to remove from the names of the weights, and a prefix to add. Allowed only if
-            the format of the source or the format ``to`` stores only weights.
+        strip_prefix, add_prefix: a prefix to remove from the names of the weights, and a prefix to add. The format of
+            ``path`` or the format ``to`` must contain only weights.
         largest: with "huggingface", the maximum bytes of a file.
 
     Returns:
-        A dictionary with ``kind`` (the kind of the source), ``lost`` (the entries that the format cannot store) and
-        ``notes``.
+        A dictionary with ``kind`` (of the checkpoint at ``path``), ``lost`` (the entries that the format cannot store)
+        and ``notes``.
 
     Raises:
         CheckpointError: the source is damaged, or the format cannot store a value.
@@ -96,11 +96,10 @@ def convert(
         TARGETS[to](found, staging / target.name, lost, notes, largest)
         _publish(staging, target)
     except OSError as error:
-        # Another program created the target after the check above. If the target is a folder with files, the error is
-        # ENOTEMPTY.
+        # Another program may have created the target meanwhile. The error is then FileExistsError or ENOTEMPTY.
         if target.exists():
             raise taken from error
-        # the message must not contain the name of the temporary file
+        # the message must not have the temporary file's name, which `error` has
         plain = OSError(error.errno, os.strerror(error.errno)) if error.errno else error
         cure = (
             "Choose another name" if isinstance(error, FileExistsError) else "Free some space, or choose another place"
@@ -130,11 +129,10 @@ def consolidate(path: str, out: str) -> dict[str, Any]:
 
 
 def _publish(staging: Path, target: Path) -> None:
-    """Move the complete files from ``staging`` to ``target``: first the rank files, then the checkpoint. An existing
-    file is never replaced.
+    """Move the files from ``staging`` to ``target``, the checkpoint itself as the last. Never replace an existing file.
 
     Raises:
-        OSError: ``target`` exists, or a file cannot be moved. The files that were already moved are then removed.
+        OSError: ``target`` exists, or a file cannot be moved. Files that this call has moved are removed again.
     """
     moved: list[Path] = []
     try:
@@ -196,7 +194,7 @@ def _copy_rank_files(found: Opened, target: Path, notes: list[str]) -> None:
 
 
 def _ours(found: Opened, lost: list[str]) -> dict[str, Any]:
-    """Return the checkpoint's entries in the layout of a Trainer's checkpoint, as plain data and tensors."""
+    """Return the entries as a Trainer's checkpoint would have them: only plain data and tensors."""
     tree = found.tree
     if found.kind in _OURS or "drivetrain_version" in tree:
         return tree
@@ -208,9 +206,8 @@ def _ours(found: Opened, lost: list[str]) -> dict[str, Any]:
     lost += noted
     if "drivetrain" in (plain.get("loops") or {}):
         plain["loops"] = {"drivetrain": plain["loops"]["drivetrain"]}
-    # If a checkpoint has the entry "drivetrain_version", a Trainer that resumes expects random states, which no other
-    # program saves. The entry is therefore added only if "loops" is missing. No Trainer can resume from such a
-    # checkpoint.
+    # To resume from a checkpoint with "drivetrain_version", the Trainer needs random states, which Lightning does not
+    # save. So this entry is added only without "loops": then nothing can resume from the checkpoint anyway.
     return plain if "loops" in tree else {**plain, **_versions()}
 
 
@@ -233,9 +230,7 @@ _NOTHING = object()
 
 
 def _unmarked(value: Any, path: str, lost: list[str]) -> Any:
-    """Return ``value`` without the entries in drivetrain's own encoding, which Lightning cannot read. Add the paths of
-    these entries to ``lost``.
-    """
+    """Remove entries in drivetrain's own encoding, which Lightning cannot read. Add their paths to ``lost``."""
     if isinstance(value, Mapping):
         if MARKER in value:
             lost.append(path)
@@ -271,7 +266,7 @@ TARGETS: dict[str, Callable[[Opened, Path, list[str], list[str], int], None]] = 
     "safetensors": _to_safetensors,
     "huggingface": _to_huggingface,
 }
-"""For each format, the function that writes the format."""
+"""The functions that write a checkpoint, by format."""
 
 
 _WORDS = {

@@ -1,8 +1,8 @@
-"""Read and write folders of ``torch.distributed.checkpoint`` (DCP). Reading unpickles no objects.
+"""Read and write folders of ``torch.distributed.checkpoint`` (DCP). Reading runs no pickled code.
 
-The file ``.metadata`` is a pickle of a few dataclasses, which :mod:`drivetrain.checkpoints.foreign` reads. Every other
-file is a sequence of items in the format of ``torch.save``. An item is an object, or the part of a tensor that one
-process holds.
+The file ``.metadata`` is a pickle of dataclasses, which :mod:`drivetrain.checkpoints.foreign` reads without their
+classes. Every other file has several items one after another, each as ``torch.save`` writes it. An item is an object,
+or one process's part of a tensor.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from drivetrain.strategies.sharded_files import TensorNames
 
 _METADATA = ".metadata"
 _BESIDE = "meta.pt"  # Lightning's file for entries that are not tensors
-_TREE = "drivetrain"  # the entry with the plain data of a Trainer's checkpoint, as JSON
+_TREE = "drivetrain"  # the entry with all plain data of a Trainer's checkpoint, as JSON
 
 
 def is_folder(path: Path) -> bool:
@@ -42,7 +42,7 @@ def is_folder(path: Path) -> bool:
 
 @dataclass
 class _Item(Piece):
-    """A part of a tensor. The part is stored as an item of ``length`` bytes in ``file``."""
+    """Where a part of a tensor is stored: ``length`` bytes of ``file``."""
 
     length: int = 0
 
@@ -53,11 +53,12 @@ class _DcpTensor(StoredTensor):
         found = _load(self.folder / piece.file, piece.at, piece.length, self.called)  # type: ignore[operator]  # a local folder
         if not isinstance(found, Tensor) or (found.dtype, tuple(found.shape)) != (self.dtype, piece.shape):
             raise CheckpointError(f"{self.folder}: {self.called} is not what {_METADATA} says. Use another checkpoint.")
-        return found.resolve_conj().resolve_neg()  # writers copy the memory as it is
+        # Callers copy the memory, so neither a conj bit nor a neg bit may be set.
+        return found.resolve_conj().resolve_neg()
 
 
 class _View(io.RawIOBase):
-    """A read-only file whose contents are a part of another open file."""
+    """A read-only file that shows ``length`` bytes of an open file, from ``at`` on."""
 
     def __init__(self, stream: IO[bytes], at: int, length: int) -> None:
         self._stream: Any = stream
@@ -85,7 +86,7 @@ class _View(io.RawIOBase):
 
 
 def _load(file: Path, at: int, length: int, name: str) -> Any:
-    """Check the checksums of the item ``name``, and return the object in the item.
+    """Return the object in the item ``name``, after checking the checksums of the item.
 
     Raises:
         CheckpointError: the item is missing or damaged.
@@ -105,13 +106,12 @@ def _load(file: Path, at: int, length: int, name: str) -> Any:
                 return read_objects(view, f"{file} ({name})", map_location="cpu")
     except CheckpointError:
         raise
-    except Exception as error:  # the file is missing, or is no intact zip archive
+    except Exception as error:  # the file is missing, or the item is no intact zip archive
         raise CheckpointError(f"{file}: {name!r} is missing or damaged ({error}). Use another one.") from error
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[Path]]:
-    """Return the entries of the checkpoint in the folder ``path``, and the paths of its files. The values of the
-    tensors are not read yet.
+    """Return the entries of the checkpoint in the folder ``path``, and its files. Tensors are read when they are used.
 
     Raises:
         CheckpointError: the folder is damaged, or has a form that is not supported.
@@ -169,17 +169,15 @@ def _values(path: Path, metadata: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _set(tree: dict[str, Any], path: tuple[Any, ...], value: Any) -> None:
-    """Store ``value`` at ``path`` in nested dictionaries. A list is stored as a dictionary whose keys are the list's
-    indices.
-    """
+    """Store ``value`` at ``path`` in nested dictionaries. A list becomes a dictionary with the indices as keys."""
     for key in path[:-1]:
         tree = tree.setdefault(key, {})
     tree[path[-1]] = value
 
 
 def _of_lightning(tree: Mapping[str, Any], beside: Any) -> dict[str, Any]:
-    """Return the entries of Lightning's sharded checkpoint. In optimizer states, the names of parameters are replaced
-    by numbers.
+    """Return the entries of Lightning's sharded checkpoint. In optimizer states, parameters have numbers instead of
+    names.
     """
     states: list[Any] = []
     while isinstance(state := tree.get(f"optimizer_{len(states)}"), Mapping):
@@ -192,8 +190,8 @@ def _of_lightning(tree: Mapping[str, Any], beside: Any) -> dict[str, Any]:
 
 
 def write(tree: Mapping[str, Any], folder: Path) -> None:
-    """Write a Trainer's checkpoint to the new ``folder``, one tensor at a time. Use the tensor names of FSDP's
-    checkpoints.
+    """Write a Trainer's checkpoint to the new ``folder``, one tensor at a time. The tensors get the names that FSDP's
+    checkpoints have.
 
     Raises:
         OSError: the folder could not be written.
@@ -208,7 +206,7 @@ def write(tree: Mapping[str, Any], folder: Path) -> None:
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         try:
             dcp_saver.save(state, storage_writer=dcp_files.FileSystemWriter(folder), no_dist=True)
-        # error.failures has one exception per rank, and only this rank saves
+        # error.failures has only this rank's exception
         except dcp_api.CheckpointException as error:
             failure, _ = next(iter(error.failures.values()))
             raise failure from error

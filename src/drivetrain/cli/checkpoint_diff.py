@@ -1,4 +1,4 @@
-"""``drivetrain checkpoint diff``: compare two checkpoints, which may be of different kinds."""
+"""``drivetrain checkpoint diff``: compare two checkpoints, also of different formats."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from drivetrain.checkpoints.unread import UnreadTensor
 from drivetrain.cli.checkpoint_kinds import WEIGHTS_ONLY, Opened, check_ordinary, leaves, open_checkpoint
 from drivetrain.errors import number_of, shown
 
-_CHUNK = 2**22  # elements that are compared in one step
+_CHUNK = 2**22  # the number of elements that are compared at a time
 _IGNORED = frozenset({"rank_files"})  # rank files get new names in every save
 VERSIONS = frozenset({"drivetrain_version", "torch_version", "pytorch-lightning_version", "program"})
-"""The entries that name the program that wrote a checkpoint, and the versions of its packages."""
+"""Entries with the program that wrote the checkpoint, and with versions of packages."""
 
 _NOT_IN_LIGHTNING = frozenset({
     "drivetrain_version", "frozen_weights", "hparams_type", "optimizers", "program", "rank_files", "rank_state",
@@ -25,7 +25,7 @@ _NOT_IN_LIGHTNING = frozenset({
 
 
 def holds(kind: str, key: str) -> bool:
-    """Return whether a checkpoint of this kind can contain the entry ``key`` of a Trainer's checkpoint."""
+    """Return whether the format ``kind`` can store the entry ``key`` of a Trainer's checkpoint."""
     if kind in WEIGHTS_ONLY:
         return key == "state_dict"
     return kind not in ("lightning", "deepspeed") or key not in _NOT_IN_LIGHTNING
@@ -34,7 +34,7 @@ def holds(kind: str, key: str) -> bool:
 def diff(path: str, other: str, weights: bool = False) -> dict[str, Any]:
     """Compare two checkpoints, one tensor at a time. With ``weights``, compare only the weights.
 
-    If the kind of one checkpoint cannot contain an entry, the entry is not compared.
+    Entries that the format of one checkpoint cannot store are not compared.
 
     Returns:
         A dictionary with ``equal``, ``not_compared`` (entries), ``only_in_a`` and ``only_in_b`` (paths of entries),
@@ -76,8 +76,8 @@ def diff(path: str, other: str, weights: bool = False) -> dict[str, Any]:
 
 
 def _leaves(found: Opened, keys: Iterable[str], common: bool) -> Iterable[tuple[str, Any]]:
-    """Yield the leaves of the entries ``keys``. With ``common``, leave out the leaves of "loops" except the position in
-    the training, which every kind of checkpoint contains.
+    """Yield the leaves of the entries ``keys``. With ``common``, the entry "loops" has only the position in training,
+    because other formats have no more.
     """
     for key in sorted(keys):
         if key in found.tree:
@@ -88,15 +88,15 @@ def _leaves(found: Opened, keys: Iterable[str], common: bool) -> Iterable[tuple[
 
 
 def _highest(names: Iterable[str], others: Iterable[str]) -> list[str]:
-    """Return the paths in ``names`` that are missing in ``others``. If a container is missing, return only the
-    container's path.
+    """Return the paths in ``names`` that are missing in ``others``. For a missing dictionary or list, return only its
+    own path.
     """
     known = {path for name in others for path in _upwards(name)}
     return sorted({next((path for path in _upwards(name) if path not in known), name) for name in names} - known)
 
 
 def _upwards(name: str) -> list[str]:
-    """Return all ancestors of a path, the highest first, followed by the path."""
+    """Return a path's ancestors and the path: "a", "a/b", "a/b/c"."""
     parts = name.split("/")
     return ["/".join(parts[: index + 1]) for index in range(len(parts))]
 
@@ -107,13 +107,13 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _of_tensors(one: Tensor, other: Tensor) -> dict[str, Any] | None:
-    """Return how two tensors differ, or ``None`` if they have the same shape, type and bits."""
+    """Return how two tensors differ; ``None`` if shape, dtype and bits are equal."""
     difference: dict[str, Any] = {}
     if one.dtype != other.dtype:
         difference["dtypes"] = [str(each.dtype).removeprefix("torch.") for each in (one, other)]
     if one.shape != other.shape:
         return {**difference, "shapes": [list(one.shape), list(other.shape)]}
-    # no dtype can hold all values of uint64 and of another dtype
+    # no dtype could represent all values of both
     if one.dtype != other.dtype and torch.uint64 in (one.dtype, other.dtype):
         return difference
     count, unbounded = 0, 0
@@ -124,7 +124,7 @@ def _of_tensors(one: Tensor, other: Tensor) -> dict[str, Any] | None:
         if one.dtype == other.dtype:  # compare bits, so that NaN equals NaN, and 0.0 differs from -0.0
             bits = (each.view(torch.uint8).reshape(-1, one.dtype.itemsize) for each in (first, second))
             wrong = next(bits).ne(next(bits)).any(1)
-        else:  # torch can compare only some pairs of dtypes
+        else:  # because torch cannot compare all pairs of dtypes
             wrong = first.to(wide) != second.to(wide)
         count += int(wrong.sum())
         if wrong.any() and wide == torch.int64:
@@ -143,15 +143,15 @@ def _of_tensors(one: Tensor, other: Tensor) -> dict[str, Any] | None:
 
 
 def _wide(one: torch.dtype, other: torch.dtype) -> torch.dtype:
-    """Return the dtype in which values of these two dtypes are subtracted."""
+    """Return the dtype in which to subtract values of these two dtypes."""
     if one.is_complex or other.is_complex:
         return torch.complex128
     return torch.float64 if one.is_floating_point or other.is_floating_point else torch.int64
 
 
 def _integer_distance(one: Tensor, other: Tensor) -> int:
-    """Return the largest difference between two elements, without rounding. The differences are computed in int64. A
-    difference of 2**63 or more is a negative number in int64.
+    """Return the largest difference between two elements, without rounding. The differences are computed in int64,
+    where 2**63 or more becomes a negative number.
     """
     wide = [each.view(torch.int64) ^ -(2**63) if each.dtype == torch.uint64 else each.long() for each in (one, other)]
     distance = torch.maximum(*wide) - torch.minimum(*wide)

@@ -105,9 +105,7 @@ def _processes(found: Opened) -> int | None:
 
 
 def _resume(found: Opened) -> dict[str, Any]:
-    """Return whether a fit can resume from the checkpoint, how many processes the fit needs, and the reason for the
-    result.
-    """
+    """Return whether a fit can resume from the checkpoint and with how many processes, and why."""
     tree, inside, processes = found.tree, False, _processes(found)
     if found.kind in WEIGHTS_ONLY or not {"optimizer_states", "loops"} <= tree.keys():
         has_others = found.kind in ("torch", "dcp") and len(tree) > 1 and "drivetrain_version" not in tree

@@ -1,5 +1,5 @@
-"""Open a checkpoint of any kind as nested dictionaries with the keys of a Trainer's checkpoint. Tensors are not
-read.
+"""Open a checkpoint of any format as nested dictionaries with the keys of a Trainer's checkpoint. Tensors are read
+later.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ KINDS = {
     "safetensors": "file of safetensors",
     "huggingface": "model folder as Hugging Face keeps them",
 }
-"""The kinds of checkpoint that :func:`open_checkpoint` recognizes, by their names in the commands."""
+"""The formats that :func:`open_checkpoint` recognizes, by their names in the commands."""
 
 WEIGHTS_ONLY = frozenset({"torch", "safetensors", "huggingface"})
-"""The kinds of checkpoint that contain only weights: no optimizer states and no position in the training."""
+"""The formats that contain only weights: no optimizer states and no position in training."""
 
 _WEIGHTS = ("state_dict", "model", "module", "model_state_dict")
 """The keys under which various programs store a model's weights."""
@@ -46,16 +46,14 @@ _WEIGHTS = ("state_dict", "model", "module", "model_state_dict")
 
 @dataclass
 class Opened:
-    """A checkpoint whose tensors were not read.
+    """A checkpoint whose tensors are read only when they are used.
 
     Attributes:
         path: the checkpoint's file or folder.
         kind: one of :data:`KINDS`.
-        tree: the checkpoint's entries, with the weights under "state_dict". A tensor is read from the disk when it is
-            used.
-        files: the checkpoint's files, except its rank files (files beside the checkpoint, each with the state of one
-            rank).
-        notes: sentences about contents of the files that are missing in ``tree``.
+        tree: the checkpoint's entries, with the weights under "state_dict".
+        files: the checkpoint's files, but not the rank files beside it, which have the state of one rank each.
+        notes: sentences about what the files contain, but ``tree`` does not.
     """
 
     path: Path
@@ -66,7 +64,7 @@ class Opened:
 
     @property
     def rank_files(self) -> list[dict[str, Any]]:
-        """The main file's descriptions of the rank files."""
+        """The checkpoint's list of its rank files."""
         return list(self.tree.get(rank_files.LISTED, ()))
 
 
@@ -74,8 +72,8 @@ def open_checkpoint(path: str) -> Opened:
     """Open the local checkpoint at ``path``. Only plain data is unpickled.
 
     Raises:
-        CheckpointError: the checkpoint does not exist, or is damaged. If the kind of the checkpoint is unknown, the
-            error is a CheckpointNameError.
+        CheckpointError: the checkpoint does not exist, or is damaged. For an unknown format, the error is a
+            CheckpointNameError.
         ConfigurationError: ``path`` is an address or a device, or the user has no permission to read ``path``.
     """
     if files.is_remote(path):
@@ -140,7 +138,7 @@ def _of_torch(path: Path) -> tuple[Any, list[str]]:
         return torch.load(path, map_location="cpu", weights_only=True) if legacy else entries(path), []
     except (pickle.PickleError, AttributeError, TypeError, ImportError):
         loaded = read_objects(path, str(path), map_location="cpu", mmap=not legacy)
-    except Exception as error:  # for a malformed file, torch can raise any exception
+    except Exception as error:  # torch raises many types of exceptions for a malformed file
         if not (legacy or is_container(path)):
             raise CheckpointNameError(
                 f"{path} is no checkpoint: it does not begin as a file of torch. Pass another path."
@@ -180,10 +178,10 @@ def _is_state_dict(value: Mapping[Any, Any]) -> bool:
 
 
 def check_ordinary(found: Opened, sparse: bool) -> None:
-    """Check that no tensor is quantized. If ``sparse`` is False, also check that no tensor is sparse.
+    """Raise an error if a tensor is quantized, or if a tensor is sparse and ``sparse`` is False.
 
     Raises:
-        CheckpointError: a tensor is quantized, or is sparse although ``sparse`` is False. The message names the tensor.
+        CheckpointError: such a tensor exists. The message names it.
     """
     for name, each in leaves(found.tree):
         if isinstance(each, Tensor) and (each.is_quantized or (each.layout != torch.strided and not sparse)):

@@ -27,27 +27,25 @@ _PART = re.compile(r"\.[0-9a-f]{32}\.part")
 _IN_A_SAVE = re.compile(
     rf"[0-9a-f]{{8}}\.(rank\d+\.bin|state\.json)|{re.escape(sharded.MANIFEST)}|\d+\.part|{_PART.pattern}"
 )
-_YOUNG = 3600  # seconds; a save that is still running can have written a younger file
+_YOUNG = 3600  # seconds; a younger file may belong to a save that is still running
 
 
 def prune(folder: str, keep: int | None = None, delete: bool = False) -> dict[str, Any]:
     """List the checkpoints and other files that can be removed from ``folder``. With ``delete``, remove these files.
 
-    The newest complete checkpoint is never removed. If this checkpoint contains the state of a ModelCheckpoint, the
-    best and the last checkpoint in this state are not removed either. Targets of links, damaged files and files of
-    other programs also stay.
+    The newest complete checkpoint is never removed. The best and the last checkpoint that its ModelCheckpoint has
+    recorded stay, too. So do targets of links, damaged files and files of other programs.
 
     Args:
         folder: the folder of a ModelCheckpoint, for example. Subfolders are not searched.
-        keep: how many of the newest complete checkpoints stay. With ``None`` all stay, and only files of interrupted
-            saves are removed.
+        keep: how many of the newest complete checkpoints stay. ``None``: all, so that only files of interrupted saves
+            are removed.
         delete: whether to remove the files.
 
     Returns:
         A dictionary. ``entries`` describes each file or folder of drivetrain by ``path``, ``bytes``, ``reason`` and
-        ``action``: "remove", "keep", or "failed" if the removal failed. ``others`` is the number of other files,
-        ``failed`` is the number of removals that failed, ``deleted`` is the argument ``delete``, and ``folder`` is the
-        argument ``folder``.
+        ``action``: "remove", "keep", or "failed" if the removal failed. ``others`` and ``failed`` are the numbers of
+        other files and of failed removals. ``deleted`` and ``folder`` repeat the arguments.
 
     Raises:
         ConfigurationError: ``folder`` is no local folder, or ``keep`` is less than 1.
@@ -86,9 +84,7 @@ def _size(path: Path) -> int:
 
 
 def _ours(path: Path) -> Mapping[str, Any] | None:
-    """Return the entries of a checkpoint that drivetrain has saved completely. For another file or folder, return
-    ``None``.
-    """
+    """Return the entries of a complete checkpoint of drivetrain; ``None`` for any other file or folder."""
     if path.name.startswith(".") or _RANK_FILE.fullmatch(path.name) or _UNFINISHED.fullmatch(path.name):
         return None
     if path.is_symlink() or (path.is_dir() and not sharded.is_checkpoint(path)):
@@ -100,7 +96,7 @@ def _tree(path: Path) -> Mapping[str, Any] | None:
     """Return the entries of the checkpoint at ``path``, or ``None`` if there is no checkpoint."""
     try:
         tree = entries(path) if path.is_file() or path.is_dir() else None  # opening a pipe would block
-    except Exception:  # the read of another program's file can raise any exception
+    except Exception:  # another program's file may cause any exception
         return None
     return tree if isinstance(tree, Mapping) else None
 
@@ -133,7 +129,7 @@ def _checkpoints(
             yield _entry(path, "keep", "complete" if keep is None else f"one of the {keep} newest{what}", beside)
         elif reason:
             yield _entry(path, "keep", reason, beside)
-        elif is_ahead:  # the modification time is wrong, or the file is from an earlier run
+        elif is_ahead:  # its modification time may be wrong, or it is from an earlier run
             yield _entry(path, "keep", f"its step {step} is higher than those of the newer files{what}", beside)
         else:
             newest = "newest complete one" if keep == 1 else f"{keep} newest complete ones"
@@ -158,8 +154,7 @@ def _recorded(checkpoint: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _beside(path: str, mains: Mapping[str, Mapping[str, Any]]) -> list[Path]:
     """Return the existing rank files of a checkpoint."""
     names = [Path(rank_files.place_of(each["name"], path)).name for each in mains[path].get(rank_files.LISTED, ())]
-    # place_of resolves links, so its result may differ from a path in the folder's listing. The folder's name is
-    # therefore taken from `path`.
+    # `place_of` resolves links. With `path`'s folder, the result can be compared with the folder's listing.
     return [each for name in names if (each := Path(path).with_name(name)).exists()]
 
 
@@ -200,10 +195,10 @@ def _leftovers(present: list[Path], mains: Mapping[str, Mapping[str, Any]]) -> I
 
 
 def _is_of_a_save(path: Path) -> bool:
-    """Return whether the contents of ``path`` look as if drivetrain had written them."""
+    """Return whether drivetrain has probably written ``path``."""
     if path.is_dir():
         return all(each.is_file() and _IN_A_SAVE.fullmatch(each.name) for each in path.iterdir())
-    if _PART.fullmatch(path.name) and path.is_file():  # an interrupted save may have written any part of the file
+    if _PART.fullmatch(path.name) and path.is_file():  # it may end anywhere, so only its first bytes are checked
         with path.open("rb") as stream:
             return stream.read(4) in (b"", b"PK\3\4")
     tree = _tree(path)

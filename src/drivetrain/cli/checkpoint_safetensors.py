@@ -16,11 +16,11 @@ from drivetrain.checkpoints.unread import UnreadTensor
 from drivetrain.errors import CheckpointError, check_installed
 
 _NAMES = ("model.safetensors", "pytorch_model.bin")
-_ALIAS = "drivetrain.alias:"  # the prefix of the metadata entries for tied weights
+_ALIAS = "drivetrain.alias:"  # the prefix of the entries for tied weights in the file's metadata
 
 
 class _Alias:
-    """Placeholder for a tied weight, which shares its memory with the tensor called ``name``."""
+    """Stands for a tied weight: another name of the tensor ``name``."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -52,7 +52,7 @@ def files_in(folder: Path) -> list[Path]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the tensors of a file, mapped into memory. For a tied weight, return a placeholder, which ``with_aliases``
+    """Return the tensors of a file, mapped into memory. A tied weight is a placeholder, which :func:`with_aliases`
     replaces by the tensor.
 
     Raises:
@@ -74,20 +74,20 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def with_aliases(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace the placeholders of tied weights by tensors. ``state`` has the entries of all files of a model."""
+    """Replace the placeholders of tied weights in ``state``, which has the entries of all files of a model."""
     kept = {name: value.name if isinstance(value, _Alias) else name for name, value in state.items()}
     return {name: state[kept[name]] for name in state if kept[name] in state}
 
 
 def write(state: Mapping[str, Any], target: Path, largest: int | None = None) -> list[str]:
-    """Write tensors to a new file, or if ``largest`` is given, to a new folder with files of at most ``largest`` bytes.
+    """Write tensors to a new file; with ``largest``, to a new folder with files of at most ``largest`` bytes.
 
-    If the tensors are not read yet, the weights of only one file at a time are in memory.
+    Tensors that are not in memory yet are read for one file at a time.
 
     Args:
         state: the weights. Entries that are no tensors are not written.
         target: the file or the folder.
-        largest: the maximum bytes of a file. A larger tensor is written to a separate file.
+        largest: the maximum bytes of a file. A larger tensor gets a file of its own.
 
     Returns:
         The names of the entries that are not written.
@@ -122,8 +122,8 @@ def write(state: Mapping[str, Any], target: Path, largest: int | None = None) ->
 
 
 def split(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return a dictionary of the tensors by their first names in ``state``, and a dictionary from each further name of
-    a tied weight to the weight's first name.
+    """Return two dictionaries. The first has all tensors by name, but a tied weight only under its first name. The
+    second maps each other name of a tied weight to its first name.
     """
     tensors: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
@@ -160,13 +160,13 @@ def _save(tensors: Mapping[str, Tensor], target: Path, aliases: Mapping[str, str
 
 
 def _packed(tensor: Tensor) -> Tensor:
-    """Return ``tensor`` as safetensors requires it: contiguous, and in memory that no other tensor uses."""
+    """Return ``tensor`` contiguous and without shared memory, as safetensors requires."""
     plain = tensor.whole() if isinstance(tensor, UnreadTensor) else tensor.detach().resolve_conj().resolve_neg()
     is_own = plain.is_contiguous() and plain.untyped_storage().nbytes() == plain.nbytes
     return plain if is_own else plain.contiguous().clone()
 
 
 def problems(path: Path) -> Iterator[tuple[Path, str]]:
-    """If the header or the size of the file is wrong, yield the file and the problem. The format has no checksums."""
+    """Yield the file and the problem if its header or its size is wrong. The format has no checksums."""
     if problem := problem_of(read, path):
         yield path, problem

@@ -52,12 +52,10 @@ def verify(path: str) -> dict[str, Any]:
 
 
 def first_problem(found: Opened) -> str | None:
-    """Return the first problem of the checkpoint's files, except a problem that reading the tensors will detect. Return
-    ``None`` if there is no such problem.
-    """
-    if found.kind in ("drivetrain-sharded", "dcp"):  # the read of a tensor compares the tensor's checksum
+    """Return the first problem that would not be noticed when the tensors are read; ``None`` if there is none."""
+    if found.kind in ("drivetrain-sharded", "dcp"):  # reading a tensor checks its checksum
         return None
-    main = Opened(found.path, found.kind, {}, found.files)  # the {} lists no rank files, so none is checked here
+    main = Opened(found.path, found.kind, {}, found.files)  # the tree {} has no rank files to check
     return next((problem for _, problem in _problems(main)), None)
 
 
@@ -97,8 +95,8 @@ def _records(file: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _of_shards(found: Opened) -> Iterator[tuple[Path, str]]:
-    """Yield the problem of each damaged tensor. If only other contents are damaged, yield one problem. If nothing is
-    damaged, yield a problem for each tensor with a missing part.
+    """Yield a problem for each damaged tensor, or one for other damaged data. If nothing is damaged, yield a problem
+    for each tensor with a missing part.
     """
     tensors = [each for _, each in leaves(found.tree) if isinstance(each, sharded.StoredTensor)]
     if damage := problem_of(sharded.verify, found.path):

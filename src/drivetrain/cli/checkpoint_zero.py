@@ -37,8 +37,8 @@ class _Gathered(UnreadTensor):
 
     @staticmethod
     def made(shape: Sequence[int], dtype: torch.dtype, parts: Callable[[], Sequence[Tensor]]) -> _Gathered:
-        """Return a tensor of the shape ``shape``, whose elements are not read yet. The elements are the first elements
-        of the concatenated ``parts``.
+        """Return a tensor of this shape that is read when it is used. Its elements are the first ones of
+        ``torch.cat(parts())``.
         """
         tensor = _Gathered(shape, dtype)
         assert isinstance(tensor, _Gathered)
@@ -54,8 +54,8 @@ class _Gathered(UnreadTensor):
 
 
 def folder_of(path: Path) -> Path | None:
-    """Return the folder of one checkpoint: ``path``, or the subfolder whose name is in the file ``latest``. Return
-    ``None`` if neither has a checkpoint.
+    """Return the folder with the checkpoint's files: ``path``, or the subfolder that the file ``latest`` names;
+    ``None`` if neither has them.
     """
     for folder in (path, _latest(path)):
         if folder is not None and any(map(_MODEL.fullmatch, (each.name for each in folder.glob("*.pt")))):
@@ -77,7 +77,7 @@ def read(folder: Path) -> tuple[dict[str, Any], list[Path], list[str]]:
     """Return the entries of a Trainer's checkpoint with the complete weights, the files, and notes on omitted contents.
 
     Raises:
-        CheckpointError: a file is damaged or missing, or tensor parallelism has split the weights.
+        CheckpointError: a file is damaged or missing, or the weights were split by tensor parallelism.
     """
     found = files_of(folder)
     by_rank = {
@@ -163,7 +163,7 @@ def _of_stage_3(first: Mapping[str, Any], optimizers: Sequence[Mapping[str, Any]
 
 
 def _parts(vectors: Sequence[Tensor], at: int, count: int) -> list[Tensor]:
-    """Return the elements ``at`` to ``at + count`` of the concatenated ``vectors``, as slices of the vectors."""
+    """Return ``torch.cat(vectors)[at : at + count]`` as a list of slices, without copying."""
     found = []
     for vector in vectors:
         if at < len(vector) and count > 0:

@@ -15,14 +15,14 @@ from drivetrain.errors import ConfigurationError, did_you_mean
 
 _PLACE = re.compile(r"(--[\w.]+\+?=)?((?:[A-Za-z]:[\\/])?[^:\[\]{}'\"]+\.py):([A-Za-z_]\w*(?:\.\w+)*)")
 imported: dict[str, str] = {}
-"""For each module that :func:`module_of` has imported, the path of the module's file as the user first wrote it."""
+"""The files that :func:`module_of` has imported, as the user wrote them, by the module's name."""
 
 
 def module_of(file: str, folder: str = "") -> ModuleType:
-    """Import a file as a module, and return the module. The file's folder is put on ``sys.path``, as with ``python
+    """Import a file as a module, and return the module. The file's folder is added to ``sys.path``, as by ``python
     file.py``.
 
-    A relative path begins in ``folder``, by default in the working directory. The code below ``if __name__ ==
+    A relative path is relative to ``folder``, by default the working directory. The code below ``if __name__ ==
     "__main__"`` does not run.
 
     Raises:
@@ -30,7 +30,7 @@ def module_of(file: str, folder: str = "") -> ModuleType:
     """
     path = Path(folder, file).resolve()
     name = re.sub(r"\W|^(?=\d)", "_", path.stem)
-    for each in (name, f"{name}_{abs(hash(str(path)))}"):  # another file's module may already be called ``name``
+    for each in (name, f"{name}_{abs(hash(str(path)))}"):  # the second name is for a file whose name another module has
         if (known := sys.modules.get(each)) is None:
             break
         if getattr(known, "__file__", None) == str(path):
@@ -53,7 +53,7 @@ def module_of(file: str, folder: str = "") -> ModuleType:
 
 
 def object_at(place: str, folder: str = "") -> Any:
-    """Return the object at ``"package.module:Name"`` or ``"file.py:Name"``. A file is imported by :func:`module_of`.
+    """Return the object at ``"package.module:Name"`` or ``"file.py:Name"``. :func:`module_of` imports a file.
 
     Raises:
         ConfigurationError: there is no such file or name.
@@ -70,8 +70,8 @@ def object_at(place: str, folder: str = "") -> Any:
 
 
 def import_path(text: str, folder: str = "") -> str:
-    """If ``text`` has the form ``"file.py:Class"``, import the file, and return the class's import path. A prefix
-    ``--option=`` is kept. Return any other text unchanged.
+    """Import the file of a ``"file.py:Class"``, also after ``--option=``, and write the class's import path in its
+    place. Return any other text unchanged.
 
     Raises:
         ConfigurationError: there is no such file or class.
@@ -84,7 +84,7 @@ def import_path(text: str, folder: str = "") -> str:
 
 
 def import_paths(value: Any, folder: str) -> Any:
-    """Return the plain data ``value``, with each ``"file.py:Class"`` replaced by an import path."""
+    """Apply :func:`import_path` to each text in the plain data ``value``."""
     if isinstance(value, dict):
         return {key: import_paths(item, folder) for key, item in value.items()}
     if isinstance(value, list):
@@ -93,8 +93,8 @@ def import_paths(value: Any, folder: str) -> Any:
 
 
 def places(text: str, files: Mapping[str, str]) -> str:
-    """Write classes in the YAML ``text`` as ``file.py:Class`` instead of as import paths. ``files`` contains the file
-    of each module, as :data:`imported` does. Classes of other modules stay as they are.
+    """Replace import paths of classes in the YAML ``text`` by ``file.py:Class``, for the modules in ``files``.
+    ``files`` has the form of :data:`imported`.
     """
 
     def place(found: re.Match[str]) -> str:

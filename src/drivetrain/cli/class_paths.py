@@ -1,4 +1,4 @@
-"""Create the optimizers and schedulers that a configuration describes, by class path and arguments or as a callable."""
+"""Create the optimizers and schedulers that a configuration describes by class path and arguments."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from torch.optim.lr_scheduler import LRScheduler
 from drivetrain.errors import ConfigurationError, shown
 
 OptimizerCallable = Callable[[Iterable[nn.Parameter]], Optimizer]
-"""Type for a module's argument: a function from parameters to an optimizer. On the command line, the argument is a
-class path.
+"""The type of a module's argument that is called with parameters and returns an optimizer. The command line passes a
+class path for it.
 """
 
 LRSchedulerCallable = Callable[[Optimizer], LRScheduler]
-"""Type for a module's argument: a function from an optimizer to a scheduler. On the command line, the argument is a
-class path.
+"""The type of a module's argument that is called with an optimizer and returns a scheduler. The command line passes a
+class path for it.
 """
 
 
 class ReduceLROnPlateau(lr_scheduler.ReduceLROnPlateau):
-    """torch's ``ReduceLROnPlateau``, with the name of the logged value that the scheduler monitors.
+    """torch's ``ReduceLROnPlateau`` with the argument ``monitor``, so that the command line can set it.
 
     Args:
         optimizer: the optimizer whose learning rates the scheduler reduces.
         monitor: the name of the value, as logged with ``self.log``.
-        args, kwargs: the arguments of torch's scheduler from ``mode`` on.
+        args, kwargs: the other arguments of torch's scheduler, such as ``mode``.
     """
 
     def __init__(self, optimizer: Optimizer, monitor: str, *args: Any, **kwargs: Any) -> None:
@@ -72,10 +72,11 @@ def instantiate_class(args: Any, init: Mapping[str, Any]) -> Any:
 
 
 class Recipe:
-    """The part of a configuration from which one optimizer or scheduler is created.
+    """The entry in a configuration from which an optimizer or a scheduler is created.
 
     Args:
-        offered: the class whose arguments are in the configuration, or the allowed base classes.
+        offered: the class whose arguments are in ``value``; or, if ``value`` names a class, a tuple of allowed base
+            classes.
         value: the entry in the configuration.
     """
 

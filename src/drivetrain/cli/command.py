@@ -1,9 +1,9 @@
 """The command ``drivetrain``, with one subcommand per entry of :data:`COMMANDS`.
 
-To add a subcommand, write a module, and add the module to :data:`COMMANDS`. The module's function ``parser(prog)``
-returns an ``argparse.ArgumentParser``, for help and completion. The module's function ``main(arguments, prog)`` returns
-the exit code: 0; 1 if a check has failed; 2 if the usage is wrong or a check could not run. The module must not import
-torch at its top level or in ``parser``.
+To add a subcommand, write a module, and add the module to :data:`COMMANDS`. The module needs two functions.
+``parser(prog)`` returns an ``argparse.ArgumentParser`` for help and completion. ``main(arguments, prog)`` returns the
+exit code. The code is 0, 1 if a check failed, or 2 if the usage is wrong or a check could not run. Importing the module
+and calling ``parser`` must not import torch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Command(NamedTuple):
     Attributes:
         module: the name of the subcommand's module in this package.
         help: one line for ``drivetrain --help``.
-        group: the heading above this line.
+        group: the heading above ``help``.
     """
 
     module: str
@@ -66,7 +66,7 @@ COMMANDS: dict[str, Command] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Console script: find the subcommand and call it.
+    """Run the subcommand that ``arguments`` begins with. This is the console script ``drivetrain``.
 
     Args:
         arguments: the words after "drivetrain" on the command line; ``None``: ``sys.argv[1:]``.
@@ -88,13 +88,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code: int = module.main(given.arguments, f"drivetrain {given.command}")
         if sys.stdout is not None and not sys.stdout.closed:
             sys.stdout.flush()
-    except BrokenPipeError:  # the broken pipe is the standard output or another pipe of the program
+    except BrokenPipeError:  # the pipe may be the standard output, or another one that the program uses
         try:
             print(flush=True)
-        # a reader such as head has ended; without dup2, Python would report the broken pipe at exit
+        # A reader such as head has ended. Without dup2, Python would report this again at exit.
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 141  # a shell's exit code for SIGPIPE
+            return 141  # 128 + SIGPIPE, as in a shell
         raise
     return code
 

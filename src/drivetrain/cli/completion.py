@@ -1,5 +1,5 @@
-"""The command ``drivetrain completion``: print completion scripts for bash, zsh and fish. They are generated from the
-commands' parsers.
+"""The command ``drivetrain completion``: print completion scripts for bash, zsh and fish. The scripts are generated
+from the parsers of the commands.
 """
 
 from __future__ import annotations
@@ -46,9 +46,7 @@ def main(arguments: Sequence[str], prog: str = "drivetrain completion") -> int:
 def _words(
     path: str, parser: argparse.ArgumentParser, commands: Mapping[str, command.Command] | None = None
 ) -> Iterator[tuple[str, dict[str, str]]]:
-    """For a command and each subcommand, yield the path, such as "checkpoint diff", and the words that can follow the
-    path.
-    """
+    """Yield a command and its subcommands, such as "checkpoint diff", each with the words that can follow."""
     words: dict[str, str] = {}
     below: dict[str, argparse.ArgumentParser] = {}
     for action in parser._actions:
@@ -73,7 +71,7 @@ def _help(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
 
 
 def _is_command(tree: Mapping[str, object], separator: str) -> str:
-    """Return a shell pattern that matches the paths of all commands."""
+    """Return a shell pattern for all commands, such as "checkpoint diff"."""
     return separator.join(f'"{path}"' if " " in path else f'" {path}"' for path in tree if path)
 
 

@@ -1,5 +1,5 @@
-"""The command ``drivetrain conformance``: check that a user's strategy, logger or other extension keeps the contract of
-its kind.
+"""The command ``drivetrain conformance``: check whether a user's own strategy, logger or other extension works with
+drivetrain.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ with on_first_use:
     from drivetrain.testing import checks
 
 SCHEMA = 1
-"""The version of the JSON output. The version increases when a key is removed or changes its meaning."""
+"""The version of the JSON output. It increases when a key is removed or gets another meaning."""
 
 KINDS = ("accelerator", "strategy", "launcher", "cluster", "logger", "store", "precision", "loader")
 
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str], prog: str = "drivetrain conformance") -> int:
 
     outcomes: list[checks.Outcome] = []
     error = None
-    sys.path.insert(0, os.getcwd())  # ``python -m`` also adds the working directory
+    sys.path.insert(0, os.getcwd())  # so that the working directory can be imported from, as with ``python -m``
     with _printing_to_stderr() as out:
         try:
             part = checks.Part(given.kind, given.part, given.args, given.settings)
@@ -82,20 +82,18 @@ def parser(prog: str) -> argparse.ArgumentParser:
 
 
 def _mapping(text: str) -> dict[str, Any]:
-    value = json.loads(text)  # a ValueError becomes argparse's error message
+    value = json.loads(text)  # argparse turns a ValueError into its error message
     if not isinstance(value, dict):
         raise ValueError
     return value
 
 
-_mapping.__name__ = "JSON object"  # argparse names the type in its message
+_mapping.__name__ = "JSON object"  # argparse shows this name in its error message
 
 
 @contextlib.contextmanager
 def _printing_to_stderr() -> Iterator[Any]:
-    """Context in which the standard output of this process and its children goes to stderr. Yields the real standard
-    output.
-    """
+    """Redirect the standard output of this process and its children to stderr. Yield the original standard output."""
     sys.stdout.flush()
     real = os.dup(1)
     try:
@@ -121,9 +119,7 @@ def _json(given: argparse.Namespace, outcomes: list[checks.Outcome], counts: dic
 
 
 def badge(kind: str, counts: dict[str, int]) -> str:
-    """Return a line of Markdown that shows the result as a badge. The browser of a reader loads the picture from
-    shields.io.
-    """
+    """Return Markdown for a badge with the result. Its picture comes from shields.io."""
     passed, run = counts["ok"], counts["ok"] + counts["fails"]
     texts = f"drivetrain {drivetrain.__version__} {kind}", f"{passed} of {run} checks"
     color = "red" if counts["fails"] else "brightgreen"

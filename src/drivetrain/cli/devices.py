@@ -1,4 +1,4 @@
-"""The command ``drivetrain devices``: list this machine's accelerators, and why other accelerators cannot be used."""
+"""The command ``drivetrain devices``: list the accelerators of this machine, and say why others cannot be used."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Row:
         name: the value for ``accelerator``.
         description: the accelerator's registered description.
         available: whether the accelerator can be used on this machine.
-        reason: why the accelerator cannot be used, or the error that it raised; "" if the accelerator can be used.
+        reason: why the accelerator cannot be used, for example the error that it raised; "" if it can be used.
         devices: the number of devices.
-        total_memory: the bytes of each device, or ``None`` if they are unknown.
-        auto_priority: the accelerator's priority for ``accelerator="auto"``. With ``None``, "auto" never chooses the
+        total_memory: the memory of each device in bytes; ``None`` if it is unknown.
+        auto_priority: the accelerator's priority for ``accelerator="auto"``. ``None``: "auto" never chooses the
             accelerator.
         also: the accelerator's other names.
     """
@@ -49,7 +49,7 @@ class Row:
 
     @property
     def state(self) -> str:
-        """The accelerator's devices, or why it is not available, in a few words."""
+        """The devices in a few words, or why there are none."""
         if not self.available:
             return f"no: {self.reason}"
         count = number_of(self.devices, "device")
@@ -100,7 +100,7 @@ def _registered() -> Iterator[Row]:
     for name in kinds.AcceleratorRegistry.available():
         try:
             entry = kinds.AcceleratorRegistry.entry(name)
-        except Exception as error:  # an import has failed; the other accelerators must still be listed
+        except Exception as error:  # an import failed; list the other accelerators
             yield Row(name, reason=f"it cannot be imported: {_shown(error)}")
         else:
             yield _row(entry)
@@ -118,7 +118,7 @@ def _row(entry: Entry[Accelerator]) -> Row:
         devices = accelerator.get_parallel_devices(list(range(count)))
         row.total_memory = [accelerator.total_memory(device) for device in devices]
         row.available, row.devices = True, count
-    except Exception as error:  # this accelerator is broken; the other accelerators must still be listed
+    except Exception as error:  # this accelerator is broken; list the others
         row.reason = f"asking it raised {_shown(error)}"
     return row
 
@@ -128,7 +128,7 @@ def _shown(error: Exception) -> str:
 
 
 def _print(rows: Sequence[Row], absent: Sequence[str]) -> None:
-    # an accelerator with several names has several rows, but is printed in one line
+    # print one line for an accelerator with several names
     firsts = [row for row in rows if all(row.name < other for other in row.also)]
     table = [
         ("accelerator", "here", "what it is"),

@@ -17,9 +17,7 @@ from drivetrain.errors import closest
 
 FILE = Path(__file__).with_name("messages.md")
 NEW = "DT0000"
-"""The code of a new message and of its entry in :data:`FILE`. docs/make_errors.py replaces this code by a new
-number.
-"""
+"""Write this code in a new message and in its entry in :data:`FILE`. docs/make_errors.py replaces it by a free one."""
 
 PRELUDE = FILE.with_name("templates").joinpath("example.txt").read_text(encoding="utf-8")
 """The first lines of every example."""
@@ -40,8 +38,8 @@ class Entry(NamedTuple):
 
     @property
     def example(self) -> str:
-        """The code after :data:`PRELUDE` that causes the message, or "" if one process alone cannot cause the
-        message.
+        """A program that causes the message, without its first lines (:data:`PRELUDE`). It is "" if the message needs
+        several processes.
         """
         lines = re.findall(r"^(?:    .*|)\n", self.body, re.MULTILINE)
         return textwrap.dedent("".join(lines)).strip("\n")

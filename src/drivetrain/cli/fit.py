@@ -1,5 +1,5 @@
-"""The commands ``drivetrain fit``, ``validate``, ``test`` and ``predict``, which run :class:`LightningCLI` without a
-program of the user.
+"""The commands ``drivetrain fit``, ``validate``, ``test`` and ``predict``. They run :class:`LightningCLI` with classes
+that the command line names.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ ABOUT = {
 
 
 def parser(prog: str) -> argparse.ArgumentParser:
-    """Return the parser for the short help and for completion. The options of the user's classes are parsed by
-    LightningCLI.
+    """Return the parser for the short help and for completion. LightningCLI parses the options of the user's
+    classes.
     """
     name = prog.rpartition(" ")[2]
     made = argparse.ArgumentParser(
@@ -62,7 +62,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str], prog: str) -> int:
-    """Run the Trainer's method whose name is the last word of ``prog``.
+    """Call ``trainer.fit`` if ``prog`` is "drivetrain fit", and so on.
 
     Returns:
         0. Exceptions of the training are not caught. Wrong usage raises ``SystemExit(2)``.
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str], prog: str) -> int:
     name, short, words = prog.rpartition(" ")[2], parser(prog), list(arguments)
     if not words or words[0] in ("-h", "--help"):
         short.parse_args(words)
-    sys.path.insert(0, os.getcwd())  # so that a configuration can name modules in the working directory
+    sys.path.insert(0, os.getcwd())  # a configuration can name modules in the working directory
     try:
         check_installed(prog, "jsonargparse", install='"drivetrain[cli]"')
         if not words[0].startswith("-"):
@@ -88,10 +88,10 @@ def main(arguments: Sequence[str], prog: str) -> int:
             return {name: lightning_cli.LightningCLI.subcommands()[name]}
 
         def predict(self, **given: Any) -> None:
-            """Save the predictions beside the logs, because there is no program to which they could be returned."""
+            """Predict, and save the predictions beside the logs."""
             found, folder = self.trainer.predict(**given), self.trainer.log_dir or self.trainer.default_root_dir
             if found and self.trainer.is_global_zero:
-                import torch  # not at the top of the file, because the command's help needs no torch
+                import torch  # here, because the command's help should not import torch
 
                 os.makedirs(folder, exist_ok=True)
                 torch.save(found, path := os.path.join(folder, "predictions.pt"))
@@ -101,7 +101,7 @@ def main(arguments: Sequence[str], prog: str) -> int:
         "parser_kwargs": {"prog": prog.rpartition(" ")[0]}, "save_config_callback": save_config.SaveBesideLog,
         "args": [name, *words],
     }  # fmt: skip
-    if {"-h", "--help"} & {*words}:  # the help also shows the options of the user's classes
+    if {"-h", "--help"} & {*words}:  # show the options of the user's classes, too
         options.update(model_class=model, datamodule_class=data, args=[name, "--help"])
     OneCommand(**options)
     return 0
@@ -140,8 +140,7 @@ def _check(path: str, name: str) -> None:
     """Check that a configuration file is YAML with known options and known arguments of the Trainer.
 
     Raises:
-        ConfigurationError: the file is not YAML, or a name is unknown. A missing file is not checked here, because the
-            parser reports a missing file.
+        ConfigurationError: the file is not YAML, or a name is unknown. For a missing file, the parser raises the error.
     """
     if not os.path.isfile(path):
         return
@@ -172,8 +171,8 @@ def _check(path: str, name: str) -> None:
 
 
 def _class(words: Sequence[str], option: str, kind: type) -> type | None:
-    """Return the class at the path after ``option``. Return ``None`` if ``option`` is missing, or if its value is a
-    bare name or a file, which LightningCLI handles.
+    """Return the class that ``option`` names by its path. Return ``None`` without ``option``, and for a bare name or a
+    file, which LightningCLI handles.
 
     Raises:
         ConfigurationError: the class does not exist, or is not a subclass of ``kind``.

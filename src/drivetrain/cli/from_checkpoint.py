@@ -1,9 +1,9 @@
-"""Write and read the hyperparameters in checkpoints of LightningCLI: plain data that describes the model's arguments.
+"""The hyperparameters in checkpoints of LightningCLI: plain data that describes the model's arguments.
 
-An object among the arguments is described as on the command line, by ``class_path`` and ``init_args``. There are two
-more keys: ``_class_path`` is the model's class if the command line named it, and ``_instantiator`` shows that
-LightningCLI has written the hyperparameters. A file cannot choose which code runs. A description may only name a class
-that the program has imported, and that :mod:`drivetrain.checkpoints.references` allows.
+An argument that is an object is described by ``class_path`` and ``init_args``. There are two more keys. ``_class_path``
+is the model's class, if the command line named it. ``_instantiator`` marks hyperparameters that LightningCLI has
+written. A checkpoint cannot choose which code runs: it may only name a class that the program has imported, and that
+:mod:`drivetrain.checkpoints.references` allows.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ with on_first_use:
 CLASS_PATH, INSTANTIATOR = "_class_path", "_instantiator"
 
 WRITTEN = "lightning.pytorch.cli.instantiate_module"
-"""The value of ``_instantiator``. Lightning can read drivetrain's files, because Lightning expects this value."""
+"""The value of ``_instantiator``. Lightning expects this value in a checkpoint."""
 
 _KNOWN = frozenset({WRITTEN, "pytorch_lightning.cli.instantiate_module"})
 _MODULES_OF_THE_PARSER = frozenset({"jsonargparse", "yaml", "docstring_parser", "typeshed_client", "importlib"})
@@ -46,21 +46,21 @@ _MODULES_OF_THE_PARSER = frozenset({"jsonargparse", "yaml", "docstring_parser", 
 def hyperparameters(
     parser: ArgumentParser, config: Namespace, key: str, cls: type, links: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """Return the hyperparameters that checkpoints will contain for a model or data module that LightningCLI creates.
+    """Return the hyperparameters to save in checkpoints for a model or data module that LightningCLI creates.
 
     Args:
         parser: the parser of the subcommand.
         config: the parsed configuration.
         key: the option of the object, "model" or "data".
         cls: the object's class.
-        links: the values of options that are linked to other objects.
+        links: the values of options that the parser computes from other objects (see ``link_arguments``).
 
-    Returns: The hyperparameters. ``None`` if the configuration contains objects that cannot be written to a file, or if
-    ``config`` names a class other than ``cls``.
+    Returns: The hyperparameters. ``None`` if the configuration contains objects that YAML cannot represent, or names a
+    class other than ``cls``.
     """
     try:
         values: dict[str, Any] = as_plain(parser, config).get(key) or {}
-    except Exception:  # the conversion of a user's object to text can raise any exception
+    except Exception:  # a user's object may raise any exception when it is converted to text
         return None
     path = values.get("class_path")
     if path is not None:
@@ -80,8 +80,7 @@ def hyperparameters(
 
 
 def with_hyperparameters(parser: ArgumentParser, config: Namespace, path: str, any_class: bool) -> Namespace:
-    """Return ``config`` with the model's arguments replaced by the hyperparameters in a checkpoint. The names of the
-    replaced arguments are logged.
+    """Return ``config`` with the hyperparameters of a checkpoint as the model's arguments. Log which arguments change.
 
     Args:
         parser: the parser of the subcommand.
@@ -90,11 +89,11 @@ def with_hyperparameters(parser: ArgumentParser, config: Namespace, path: str, a
         any_class: whether the configuration names the model's class.
 
     Raises:
-        CheckpointError: the hyperparameters name a class that a file may not use, or do not fit the model.
+        CheckpointError: the hyperparameters name a class that a checkpoint may not name, or do not fit the model.
     """
     try:
         values = dict(loading.hyperparameters_in(path))
-    except CheckpointError:  # the Trainer will read the file, too, and report the error
+    except CheckpointError:  # the Trainer will read the file again, and raise the error
         return config
     values.pop(INSTANTIATOR, None)
     class_path = values.pop(CLASS_PATH, None)
@@ -142,8 +141,8 @@ def class_and_arguments(cls: type, saved: dict[str, Any], given: Collection[str]
 
 
 def class_to_build(cls: type, saved: dict[str, Any]) -> type:
-    """Return the class that the hyperparameters name, by default ``cls``. Remove ``_class_path`` and ``_instantiator``
-    from ``saved``.
+    """Return the class that the hyperparameters name, by default ``cls``. Remove the keys ``_class_path`` and
+    ``_instantiator`` from ``saved``.
 
     Args:
         cls: the class whose ``load_from_checkpoint`` was called.
@@ -172,8 +171,8 @@ def class_to_build(cls: type, saved: dict[str, Any]) -> type:
 
 
 def rebuilt(cls: type, saved: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
-    """Return the arguments of ``cls`` that the hyperparameters contain. Create the objects that the hyperparameters
-    describe.
+    """Return the arguments of ``cls`` in the hyperparameters. Create the objects that are described by ``class_path``
+    and ``init_args``.
 
     Args:
         cls: the class that will be called with the arguments.
@@ -181,7 +180,7 @@ def rebuilt(cls: type, saved: Mapping[str, Any], given: Collection[str]) -> dict
         given: the names of the arguments that the caller of ``load_from_checkpoint`` passes.
 
     Raises:
-        CheckpointError: the hyperparameters name a class that a file may not use, or do not fit ``cls``.
+        CheckpointError: the hyperparameters name a class that a checkpoint may not name, or do not fit ``cls``.
     """
     parser = parser_of(cls, given)
     options = options_below(parser, "module")
@@ -202,27 +201,27 @@ def rebuilt(cls: type, saved: Mapping[str, Any], given: Collection[str]) -> dict
 
 
 def parser_of(cls: type, given: Collection[str] = ()) -> ArgumentParser:
-    """Return a parser with the arguments of ``cls`` below "module", except those in ``given``."""
+    """Return a parser with an option ``--module.<argument>`` for each argument of ``cls`` that is not in ``given``."""
     parser = argument_parser.LightningArgumentParser(exit_on_error=False)
     parser.add_class_arguments(cls, "module", instantiate=False, fail_untyped=False, skip={*given})
     return parser
 
 
 def as_plain(parser: ArgumentParser, config: Namespace) -> dict[str, Any]:
-    """Return the parsed ``config`` as plain data, with objects as class paths."""
+    """Return the parsed ``config`` as plain data, with class paths in place of objects."""
     text = parser.dump(config, format="yaml", skip_link_targets=False, skip_unset=False, skip_validation=True)
     return dict(yaml.safe_load(text) or {})
 
 
 def _differs(value: Any, default: Any) -> bool:
-    """Return whether a value in a file differs from the default. Names in a default are not checked, because they come
-    from the program and not from the file.
+    """Return whether a value in a checkpoint differs from the default. A default needs no check, because it comes from
+    the program.
     """
     return type(value) is not type(default) or not isinstance(value, (str, dict)) or value != default
 
 
 def check_names(value: Any) -> None:
-    """Check that hyperparameters name no class or function that a file may not use.
+    """Check the names of classes and functions in hyperparameters. A checkpoint may name only some of them.
 
     Raises:
         CheckpointError: the hyperparameters name such a class or function.
@@ -242,8 +241,8 @@ def check_names(value: Any) -> None:
 
 
 def _names(value: Any) -> Iterator[tuple[str, bool]]:
-    """Yield each text in ``value`` that the parser could read as the name of a class or a function, and whether the
-    parser accepts only a class.
+    """Yield each text in ``value`` that the parser may read as the name of a class or a function. Also yield whether it
+    must be a class.
     """
     if isinstance(value, Mapping):
         for key, item in value.items():
@@ -259,7 +258,9 @@ def _names(value: Any) -> Iterator[tuple[str, bool]]:
 
 
 def _found(path: str) -> Any:
-    """Return the object at this path in the imported modules, or ``None``. Nothing is imported."""
+    """Return the object at ``path``, such as "torch.optim.SGD"; ``None`` if its module is not imported or has no such
+    name. Nothing is imported.
+    """
     module, _, name = path.rpartition(".")
     holder: Any = sys.modules.get(module)
     if holder is None and module:  # a nested class
@@ -267,15 +268,15 @@ def _found(path: str) -> Any:
     if holder is None or (holder is not sys.modules.get(module) and not isinstance(holder, type)):
         return None
     own = vars(holder)
-    # drivetrain's modules import some names at the first use of the name
+    # drivetrain's modules import some names only when they are used
     if name not in own and (module.partition(".")[0] == "drivetrain" or "_compat_path" in own):
         return getattr(holder, name, None)
     return own.get(name)
 
 
 def _imported(path: Any) -> Any:
-    """Return the class or function at ``path``. Return ``None`` if the class or function does not exist, or if a file
-    must not use the class or function.
+    """Return the class or function at ``path``. Return ``None`` if it is not imported, or if a checkpoint may not name
+    it.
     """
     found = _found(path) if isinstance(path, str) else None
     if isinstance(found, type) and issubclass(found, (nn.Module, Optimizer, LRScheduler)):
@@ -286,8 +287,8 @@ def _imported(path: Any) -> Any:
 
 
 def options_below(parser: ArgumentParser, key: str) -> set[str]:
-    """Return the names of the options below ``key``. Each field of a dataclass argument is an option, whose name
-    contains a dot.
+    """Return the names of the options below ``key``. A dataclass argument has an option for each of its fields, such as
+    "size.width".
     """
     names = (action.dest.removeprefix(f"{key}.") for action in parser._actions)
     # jsonargparse adds an option `.help` for each argument that is an object
@@ -295,16 +296,16 @@ def options_below(parser: ArgumentParser, key: str) -> set[str]:
 
 
 def _of_class(class_path: str, values: Mapping[str, Any], is_described: bool) -> dict[str, Any]:
-    """Return the description of a model, with ``class_path`` and ``init_args``.
+    """Return ``{"class_path": ..., "init_args": ...}`` for a model.
 
     Args:
         class_path: the class.
         values: the hyperparameters.
-        is_described: whether LightningCLI has saved the values. If not, the values that are no arguments of the class
-            are left out.
+        is_described: whether LightningCLI has saved the values. If False, leave out values that are no arguments of the
+            class.
     """
     cls = _found(class_path)
-    if not isinstance(cls, type):  # a function that returns the model
+    if not isinstance(cls, type):  # it is a function that returns the model
         return {"class_path": class_path, "init_args": dict(values)}
     options = options_below(parser_of(cls), "module")
     _check_groups(options, values)
@@ -315,9 +316,9 @@ def _of_class(class_path: str, values: Mapping[str, Any], is_described: bool) ->
 
 
 def _check_groups(options: Collection[str], values: Mapping[str, Any]) -> None:
-    """Check that the value of each dataclass argument is a dictionary of the dataclass's fields.
+    """Check that each argument that is a dataclass has a dictionary of fields.
 
-    The parser itself would accept any value, and would fail only when the object is created.
+    The parser would accept any other value, and only creating the object would fail.
     """
     for name, value in values.items():
         if not isinstance(value, Mapping) and any(option.startswith(f"{name}.") for option in options):
@@ -326,7 +327,7 @@ def _check_groups(options: Collection[str], values: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _raising(parser: ArgumentParser) -> Iterator[None]:
-    """Context in which ``parser`` raises an exception after an error instead of ending the program."""
+    """Context in which ``parser`` raises its errors, and does not end the program."""
     exits, parser.exit_on_error = parser.exit_on_error, False
     try:
         yield
@@ -336,8 +337,8 @@ def _raising(parser: ArgumentParser) -> Iterator[None]:
 
 @contextmanager
 def _nothing_imported() -> Iterator[None]:
-    """Context in which this thread can only import the modules that the parser itself needs. Text in a file therefore
-    cannot cause an import.
+    """Context in which this thread can only import modules that the parser itself needs. So a checkpoint cannot cause
+    an import.
     """
     thread = threading.get_ident()
 

@@ -27,7 +27,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str], prog: str = "drivetrain goodput") -> int:
-    """Print the report of a ledger, the file that GoodputMonitor writes. Return 2 if there is no ledger."""
+    """Print a report about a ledger, the file in which GoodputMonitor records times. Return 2 if there is no ledger."""
     given = parser(prog).parse_args(arguments)
     path = os.path.join(given.path, goodput.NAME) if os.path.isdir(given.path) else given.path
     report, why = goodput.Report(), "is an address, and a ledger is a local file"

@@ -1,4 +1,4 @@
-"""Add suggestions to the error messages of command lines: the option that the user probably meant."""
+"""Adds suggestions to a parser's error messages, such as the option that the user probably meant."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from drivetrain.strategies import Strategy
 _NAMEABLE = (
     LightningModule, LightningDataModule, Callback, Logger, Strategy, Accelerator, Optimizer, LRScheduler,
 )  # fmt: skip
-"""The base classes of the classes that a configuration can name without their module."""
+"""A configuration can name subclasses of these classes without their module."""
 
 _CHOICE = re.compile(r"invalid choice: '(\S+?)'")
 _CLASS_NAME = re.compile(r"Expected a dot import path string: (\w+)\s")
@@ -34,7 +34,7 @@ _MEANT_BY = {
     "validate": ("eval", "evaluate", "val", "valid"),
     "predict": ("infer", "inference"),
 }
-"""For each subcommand, other words that users write instead, such as "train" instead of "fit"."""
+"""Words that users write instead of a subcommand, such as "train" for "fit"."""
 
 
 def with_hint(message: str, parser: argparse.ArgumentParser) -> str:
@@ -50,7 +50,7 @@ def _hints(message: str, parser: argparse.ArgumentParser) -> Iterator[str]:
             (each for each, words in _MEANT_BY.items() if found[1] in words and each in subcommands), None
         ):
             yield f"Did you mean {close!r}?"
-        elif subcommands:  # the word can be the value of an earlier option
+        elif subcommands:  # the word may belong to an option that stands before the subcommand
             yield _first_the_subcommand(next(iter(subcommands)), "--trainer.max_epochs=3")
     elif found := _CLASS_NAME.search(message):
         if close := closest(found[1], {cls.__name__ for base in _NAMEABLE for cls in _subclasses(base)}):
@@ -67,7 +67,7 @@ def _hints(message: str, parser: argparse.ArgumentParser) -> Iterator[str]:
         for path in _OF_LIGHTNING.findall(message):
             name = path.rpartition(".")[2]
             yield f"{path!r} is a path of Lightning's. Write the name of the class alone, {name!r}, in a file too."
-        # the message is about an option in a file, or an argument of a class
+        # messages about an option in a file, or about an argument of a class
         for group, name in _OPTION.findall(message):
             yield from _for_option(f"{group}.{name}" if group else name, known, dashes="")
 
@@ -77,8 +77,8 @@ def _first_the_subcommand(name: str, option: str) -> str:
 
 
 def _for_option(name: str, known: set[str], dashes: str) -> Iterator[str]:
-    """Yield suggestions for an option. Only options of the same group are compared, because a common prefix such as
-    "trainer." would make any two options similar.
+    """Yield suggestions for an option. Compare only options of the same group. A common prefix such as "trainer." would
+    make all its options similar.
     """
     parent, dot, leaf = name.rpartition(".")
     sisters = {option.rpartition(".")[2] for option in known if option.rpartition(".")[0] == parent}
@@ -91,7 +91,7 @@ def _for_option(name: str, known: set[str], dashes: str) -> Iterator[str]:
         yield f"Did you mean {' or '.join(dashes + option for option in owned)}?"  # --max_epochs, --lr
     elif parent == "trainer":
         try:
-            complete({leaf: "..."}, {})  # the error has a hint if the Trainer once had this argument
+            complete({leaf: "..."}, {})  # its error message has advice about former arguments of the Trainer
         except UnknownArgumentError as error:
             yield str(error)
 

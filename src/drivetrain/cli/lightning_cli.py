@@ -1,4 +1,4 @@
-"""LightningCLI: a command line and configuration files whose options are the arguments of a program's classes."""
+"""LightningCLI: a command line and configuration files that set the arguments of a program's classes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class LightningCLI:
 
     Override :meth:`add_arguments_to_parser` to add or link options. To run code before or after a subcommand, define
     methods such as ``before_fit`` and ``after_fit``. If a subclass defines ``fit(self, model, **kwargs)``, the
-    subcommand calls this method instead of the Trainer's.
+    subcommand ``fit`` calls it instead of ``trainer.fit``.
 
     Args:
         model_class: the model's class, or a function that returns the model. With ``None``, ``--model`` names a class.
@@ -53,27 +53,26 @@ class LightningCLI:
         save_config_callback: the callback that saves the configuration, or ``None`` to not save it.
         save_config_kwargs: arguments of that callback, such as ``{"overwrite": True}``.
         trainer_class: the Trainer's class, a subclass, or a function that returns a Trainer.
-        trainer_defaults: new defaults for the Trainer's arguments. Objects among these defaults are not in the saved
-            configuration. The Trainer gets the callbacks among these objects even if the command line names other
-            callbacks.
+        trainer_defaults: new defaults for the Trainer's arguments. Objects that YAML cannot represent are not in the
+            saved configuration. Callbacks that YAML cannot represent are always added to those of the command line.
         seed_everything_default: the default of ``--seed_everything``: a seed, True to call ``seed_everything()``, or
             False.
-        parser_kwargs: arguments of the parser. Under the name of a subcommand: a dictionary with the arguments of the
-            subcommand's parser.
+        parser_kwargs: arguments of the parser. An entry "fit" has a dictionary of arguments for the parser of the
+            subcommand ``fit``, and so on.
         parser_class: the parser, a subclass of :class:`LightningArgumentParser`.
         subclass_mode_model, subclass_mode_data: whether the command line can name a subclass of the given class.
-        args: parsed instead of ``sys.argv``: a list of words, or a dictionary or namespace of options.
-        run: whether there are subcommands. Without subcommands, the objects are only created, and the program calls the
+        args: what to parse instead of ``sys.argv``: a list of words, or a dictionary or namespace of options.
+        run: whether there are subcommands. If False, LightningCLI only creates the objects, and the program calls the
             Trainer.
-        auto_configure_optimizers: whether there are the options ``--optimizer`` and ``--lr_scheduler``.
-        load_from_checkpoint_support: whether ``save_hyperparameters`` of the model and of the data module saves the
-            configuration. ``load_from_checkpoint`` can then create objects that are arguments.
+        auto_configure_optimizers: whether to add the options ``--optimizer`` and ``--lr_scheduler``.
+        load_from_checkpoint_support: whether ``save_hyperparameters`` in the model or the data module saves the
+            configuration. ``load_from_checkpoint`` can then create arguments that are objects.
 
     Attributes:
         parser: the parser of the complete command line.
         subcommand: the name of the running subcommand, or ``None`` with ``run=False``.
         config: the parsed configuration.
-        config_init: the configuration, in which created objects have replaced their descriptions.
+        config_init: the configuration, with the created objects in place of their descriptions.
         model, datamodule, trainer: the objects.
 
     Raises:
@@ -155,7 +154,7 @@ class LightningCLI:
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        """Return the names of the Trainer's methods that become subcommands, each with the arguments that do not become
+        """Return the Trainer's methods that become subcommands. For each one, return the arguments that do not become
         options.
         """
         fit = {"model", "train_dataloaders", "val_dataloaders", "datamodule"}
@@ -177,7 +176,9 @@ class LightningCLI:
             self.trainer._resumed_by = "the same command with --ckpt_path=last"
 
     def after_instantiate_classes(self) -> None:
-        """Called when ``self.model``, ``self.datamodule`` and ``self.trainer`` are created, before anything runs."""
+        """Called after ``self.model``, ``self.datamodule`` and ``self.trainer`` were created, before the subcommand
+        runs.
+        """
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Return the configured Trainer, with its callbacks.
@@ -206,8 +207,8 @@ class LightningCLI:
 
     @staticmethod
     def configure_optimizers(lightning_module: LightningModule, optimizer: Optimizer, lr_scheduler: Any = None) -> Any:
-        """Called in place of the model's ``configure_optimizers`` if ``--optimizer`` is given. Return a value that the
-        Trainer accepts from ``configure_optimizers``.
+        """Called in place of the model's ``configure_optimizers`` if ``--optimizer`` is given, and returns what that
+        would return.
 
         Args:
             lightning_module: the model.
@@ -223,7 +224,7 @@ class LightningCLI:
     # ---- parsers -------------------------------------------------------------------------------------------------
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
-        """Create a parser with the arguments ``kwargs`` and add the option ``--config``."""
+        """Return a new parser with the option ``--config``. ``kwargs`` are its arguments."""
         parser = self.parser_class(**kwargs)
         parser.add_argument("-c", "--config", action="config", help="a YAML file with options; what follows it wins")
         return parser
@@ -273,8 +274,8 @@ class LightningCLI:
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the arguments of the Trainer, of the model and of the data module as options."""
         options = parser.add_lightning_class_args(self.trainer_class, "trainer")
-        # The Trainer reads environment variables only for arguments that are not passed, and the parser passes all
-        # arguments. The values in the environment therefore become the parser's defaults.
+        # The Trainer reads environment variables for arguments that are not passed, but the parser passes all. So the
+        # values in the environment become the parser's defaults.
         found = {name: value for name, value in self._environment.items() if f"trainer.{name}" in options}
         parser.set_trainer_defaults({**found, **self.trainer_defaults})
         parser.add_lightning_class_args(self.model_class, "model", self.subclass_mode_model)
@@ -282,7 +283,7 @@ class LightningCLI:
 
     @staticmethod
     def link_optimizers_and_lr_schedulers(parser: LightningArgumentParser) -> None:
-        """Link each optimizer and scheduler to the option in its ``link_to``."""
+        """Set each option in ``link_to`` from its optimizer or scheduler."""
         parser.link_described()
 
     def parse_arguments(
@@ -295,7 +296,7 @@ class LightningCLI:
             self.config = parser.parse_object(args)
 
     def _fill(self, parser: LightningArgumentParser) -> None:
-        """Add all options to ``parser``, except the arguments of the Trainer's method (such as ``ckpt_path``)."""
+        """Add all options to ``parser``, except those of ``trainer.fit`` and so on, such as ``--ckpt_path``."""
         self.add_default_arguments_to_parser(parser)
         self.add_core_arguments_to_parser(parser)
         self.add_arguments_to_parser(parser)
@@ -307,7 +308,7 @@ class LightningCLI:
         self.link_optimizers_and_lr_schedulers(parser)
 
     def _objects_by_default(self) -> dict[str, Any]:
-        """Return the objects in ``trainer_defaults`` that cannot be written to a configuration."""
+        """Return the objects in ``trainer_defaults`` that YAML cannot represent."""
         found = {name: value for name, value in self.trainer_defaults.items() if not is_plain(value)}
         if "callbacks" in found:
             found["callbacks"] = [item for item in listed(found["callbacks"]) if not is_plain(item)]
@@ -315,7 +316,7 @@ class LightningCLI:
 
     @functools.cached_property
     def config_dump(self) -> dict[str, Any]:
-        """The subcommand's part of ``self.config`` as plain data, converted at the first access."""
+        """The subcommand's part of ``self.config`` as plain data."""
         return as_plain(self._parser(self.subcommand), self._own(self.config))
 
     def _own(self, config: Namespace) -> Namespace:
@@ -340,9 +341,7 @@ class LightningCLI:
             config["seed_everything"] = seed_everything(None if seed is True else seed, workers=True)
 
     def _give_optimizers(self) -> None:
-        """Replace the model's ``configure_optimizers`` by a function that creates the optimizer and the scheduler of
-        the command line.
-        """
+        """Let the model's ``configure_optimizers`` create the optimizer and the scheduler of the command line."""
         parser, config = self._parser(self.subcommand), self._own(self.config_init)
         optimizer = self._recipe(parser.optimizers, config, "optimizer")
         scheduler = self._recipe(parser.lr_schedulers, config, "lr_scheduler")
@@ -375,9 +374,9 @@ class LightningCLI:
         return Recipe(added[given[0]][0], config[given[0]]) if given else None
 
     def _take_hyperparameters(self) -> None:
-        """Replace the model's part of ``self.config`` by the hyperparameters in the checkpoint at ``--ckpt_path``."""
+        """Set the model's arguments in ``self.config`` from the checkpoint at ``--ckpt_path``."""
         path = None if self.subcommand is None else self._own(self.config).get("ckpt_path")
-        # words such as "best" and "last" are resolved later, by the Trainer
+        # the Trainer itself handles words such as "best" and "last"
         if path is not None and os.path.isfile(path):
             taken = with_hyperparameters(
                 self._parser(self.subcommand), self._own(self.config), str(path), self.subclass_mode_model
@@ -385,7 +384,7 @@ class LightningCLI:
             self.config[str(self.subcommand)] = taken
 
     def _instantiators(self) -> list[tuple[Callable[..., Any], type, bool]]:
-        """Return the functions with which the parser creates the model and the data module."""
+        """Return the functions that the parser calls to create the model and the data module."""
         if not self.load_from_checkpoint_support:
             return []
         kinds = (
@@ -415,8 +414,8 @@ class LightningCLI:
 def _make(
     cli: LightningCLI, key: str, cls: type, *args: Any, applied_instantiation_links: Mapping[str, Any], **kwargs: Any
 ) -> Any:
-    """Return an object of ``cls``. If the object calls ``save_hyperparameters``, the configuration under ``key`` is
-    saved.
+    """Return an object of ``cls``. If its ``__init__`` calls ``save_hyperparameters``, this saves the configuration
+    under ``key``.
     """
     values = hyperparameters(cli._parser(cli.subcommand), cli._own(cli.config), key, cls, applied_instantiation_links)
     if values is None:

@@ -1,4 +1,4 @@
-"""The command ``drivetrain new``: writes a small project that trains, with its configuration and tests."""
+"""The command ``drivetrain new``: write a small project that trains, with a configuration and tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FILES = {
     "README.md": "readme", "config.yaml": "config", "pyproject.toml": "pyproject", "tests/test_training.py": "tests",
     "$name/model.py": "model", "$name/data.py": "data",
 }  # fmt: skip
-"""The files of a new project. The values are the names of the files' templates in ``project/``."""
+"""The files of a new project, each with the name of its template in ``project/``."""
 
 
 def parser(prog: str) -> argparse.ArgumentParser:
@@ -48,7 +48,5 @@ def main(arguments: Sequence[str], prog: str = "drivetrain new") -> int:
 
 
 def _taken() -> set[str]:
-    """Return the names that a project must not have. The package of a project with such a name would hide another
-    package.
-    """
+    """Return the names that a project must not have, because its package would hide another package."""
     return {*sys.stdlib_module_names, "drivetrain", "torch", "numpy", "tests"}

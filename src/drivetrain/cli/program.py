@@ -1,4 +1,4 @@
-"""Functions with which commands run a user's program as ``python program.py`` or ``python -m program`` would."""
+"""Functions for commands that run a user's program, as ``python program.py`` or ``python -m program`` does."""
 
 from __future__ import annotations
 
@@ -17,39 +17,38 @@ from typing import Any
 def program_parser(
     prog: str, description: str, options: str = "[OPTION ...]", epilog: str | None = None
 ) -> argparse.ArgumentParser:  # fmt: skip
-    """Return a parser without options. Add the command's options, then call :func:`add_program_arguments`."""
+    """Return a parser without options. The caller adds its options, and then calls :func:`add_program_arguments`."""
     usage = f"%(prog)s {options} PROGRAM [ARGUMENT ...]\n       %(prog)s {options} -m MODULE [ARGUMENT ...]"
     return argparse.ArgumentParser(prog, usage, description, epilog, allow_abbrev=False)
 
 
 def add_program_arguments(parser: argparse.ArgumentParser) -> None:
-    """Let ``parser`` accept a program and the program's arguments after the command's options."""
+    """Let ``parser`` accept a program and its arguments. Call this after the command's options were added."""
     parser.add_argument("-m", dest="is_module", action="store_true", help="PROGRAM is a module's name")
     parser.add_argument("program", metavar="PROGRAM", help="a file, or a folder or an archive with a __main__.py")
     words = parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="passed to the program")
-    words.required = False  # if PROGRAM is missing, some Pythons would report ARGUMENT, too
+    words.required = False  # without this, some Pythons would say that ARGUMENT is missing, too
 
 
 def parse_program(prog: str) -> argparse.Namespace:
-    """Parse the command line of a child process that runs a program: the program and its arguments."""
+    """Parse the command line of a child process: a program and its arguments."""
     parser = argparse.ArgumentParser(prog)
     add_program_arguments(parser)
     return parser.parse_args()
 
 
 def positive(text: str) -> int:
-    """Parse the text of an option whose value must be a whole number of at least 1."""
+    """Return the whole number in ``text``, which must be at least 1. This is a ``type`` for argparse."""
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
 
 
 def command_of(given: argparse.Namespace, parser: argparse.ArgumentParser, in_copy: bool = False) -> list[str]:
-    """Return the arguments of ``python`` that run the parsed program.
+    """Return the words after ``python`` that run the program in ``given``.
 
-    If the file does not exist, the command fails. With ``in_copy``, this is not checked, because the program will run
-    in a copy of the working directory. If the user wrote an option of the command after the program, the program gets
-    the option, and a warning is printed.
+    Exit if the program's file does not exist. ``in_copy`` skips this check, for a program that runs in a copy of the
+    working directory. Warn if an option of the command stands after the program, because the program gets it.
     """
     own = {option for action in parser._actions for option in action.option_strings if option.startswith("--")}
     for word in (each.partition("=")[0] for each in given.arguments):
@@ -72,16 +71,16 @@ def say(line: str) -> None:
 
 
 def words_to_call(module: str, first: str = "") -> list[str]:
-    """Return the arguments of ``python`` that call ``main`` of a module.
+    """Return the words after ``python`` that call ``main`` of a module.
 
-    ``python -m`` would import a file such as csv.py in the working directory instead of Python's module.
+    Unlike with ``python -m``, a file such as csv.py in the working directory does not replace Python's module.
 
     Args:
         module: the module.
         first: a statement that runs before ``module`` is imported.
     """
-    # sys.path[0] may be "", the working directory, from which main's module must not be imported. The entry is not
-    # removed, because the program's folder replaces the entry later.
+    # sys.path[0] may be "", which means the working directory. Do not remove this entry: the program's folder will
+    # later take its place.
     begin = "import gc, sys; sys.path[0] = sys.path[0] or sys.executable"
     return ["-c", "; ".join(filter(None, (begin, first, f"from {module} import main", "sys.exit(main())")))]
 
@@ -90,8 +89,7 @@ def run_program(given: argparse.Namespace, prog: str) -> int:
     """Run the program that :func:`add_program_arguments` has parsed from the command line of ``prog``.
 
     Returns:
-        0, or 2 if the program's file does not exist. Exceptions of the program, including ``SystemExit``, are not
-        caught.
+        0, or 2 if the program's file does not exist. Exceptions of the program and ``SystemExit`` are not caught.
     """
     if given.is_module:
         run_module(given.program, given.arguments)
@@ -106,7 +104,7 @@ def run_program(given: argparse.Namespace, prog: str) -> int:
 def run_file(path: str, arguments: Sequence[str]) -> None:
     """Run the file, folder or archive at ``path`` as ``__main__``."""
     sys.argv = [path, *arguments]
-    full = os.path.join(os.getcwd(), path)  # not normalised, because Python does not normalise this path
+    full = os.path.join(os.getcwd(), path)  # Python does not normalise this path either
     if os.path.isdir(path) or pkgutil.get_importer(path) is not None:
         _put_first_on_path(full, always=True)
         _run(lambda main: runpy._run_module_as_main("__main__", False))  # type: ignore[attr-defined]
@@ -116,15 +114,15 @@ def run_file(path: str, arguments: Sequence[str]) -> None:
 
 
 def run_module(name: str, arguments: Sequence[str]) -> None:
-    """Run the module ``name`` as ``__main__``. Of a package, run the module ``__main__``."""
-    sys.argv = ["-m", *arguments]  # as ``python -m`` does; runpy then replaces "-m" by the module's file
+    """Run the module ``name`` as ``__main__``. For a package, run its submodule ``__main__``."""
+    sys.argv = ["-m", *arguments]  # as with ``python -m``; runpy replaces "-m" by the module's file
     _put_first_on_path(os.getcwd())
     _run(lambda main: runpy._run_module_as_main(name))  # type: ignore[attr-defined]
 
 
 def _put_first_on_path(folder: str, always: bool = False) -> None:
-    """Replace the first entry of ``sys.path``, which Python has added, by ``folder``. With -P and -I Python adds no
-    entry, and ``folder`` is inserted only if ``always``.
+    """Put ``folder`` in place of ``sys.path[0]``. With -P or -I, Python adds no entry for the program. In this case,
+    insert ``folder`` only if ``always``.
     """
     if not getattr(sys.flags, "safe_path", False) and not sys.flags.isolated:
         sys.path[0] = folder
@@ -136,7 +134,7 @@ def _run_code(main: ModuleType, path: str) -> None:
     if path.endswith(".pyc"):
         loader: Any = SourcelessFileLoader("__main__", path)
         code = loader.get_code("__main__")
-    else:  # not loader.get_code, which would write a __pycache__ beside the program
+    else:  # loader.get_code would write a __pycache__ beside the program
         loader = SourceFileLoader("__main__", path)
         code = compile(loader.get_data(path), path, "exec", dont_inherit=True)
     vars(main).update(__file__=path, __loader__=loader, __cached__=None)
@@ -144,9 +142,9 @@ def _run_code(main: ModuleType, path: str) -> None:
 
 
 def _run(start: Callable[[ModuleType], object]) -> None:
-    """Call ``start`` with a new module ``__main__``, which exists until the process ends.
+    """Call ``start`` with a new module ``__main__``.
 
-    Python handles exceptions as usual. Only drivetrain's frames are removed from the traceback.
+    Tracebacks of exceptions do not show drivetrain's frames.
     """
     main = sys.modules["__main__"] = ModuleType("__main__")
     vars(main)["__builtins__"] = builtins
@@ -164,9 +162,7 @@ def _run(start: Callable[[ModuleType], object]) -> None:
 
 
 def _of_program(traceback: TracebackType | None) -> TracebackType | None:
-    """Return the program's frames in ``traceback``, which come after this module's frames. Return ``None`` if the
-    program could not be compiled.
-    """
+    """Return ``traceback`` from the program's first frame on. Return ``None`` if the program could not be compiled."""
     while traceback is not None and not _is_ours(traceback):
         traceback = traceback.tb_next
     while traceback is not None and _is_ours(traceback):

@@ -1,6 +1,4 @@
-"""The command ``drivetrain recipe``: print the file that submits a program to a cluster, or a Dockerfile for the
-program.
-"""
+"""The command ``drivetrain recipe``: print the file with which to submit a program to a cluster, or a Dockerfile."""
 
 from __future__ import annotations
 
@@ -19,21 +17,21 @@ from drivetrain.base.lazy import Later
 from drivetrain.base.yaml_text import scalar
 from drivetrain.cli.program import positive
 
-# pods are called <name>-<index>, and a pod's name may have at most 63 characters
+# a pod is called <name>-<index>, and this may have at most 63 characters
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
-_FOLDER = re.compile(r"/[^\s:,\"'$`\\#\x00-\x1f]+")  # no colon, because dstack's volumes are written "path:path"
+_FOLDER = re.compile(r"/[^\s:,\"'$`\\#\x00-\x1f]+")  # no colon, because dstack writes volumes as "path:path"
 _WORD = re.compile(r"\w[\w./:@-]*")
-_GPU = re.compile(r"\w[\w.-]*")  # a GPU's name: SkyPilot's files have "H100:8", with the number after the colon
+_GPU = re.compile(r"\w[\w.-]*")  # without the number that SkyPilot adds, as in "H100:8"
 _TIME = re.compile(r"\d+(-\d+)?(:\d+){0,2}")
-_METADATA = Later("importlib.metadata")  # slow to import, and not needed for the help
+_METADATA = Later("importlib.metadata")  # importing it is slow, and the help does not need it
 _APP = "/app"  # the program's folder in an image
 _RESTARTS = 10
-_LONGEST_SIGNAL_S = 65_535  # SLURM can send a signal at most this many seconds before a job's end
-_STOP_TIMEOUT_S = 600  # the Trainer's default, repeated here because importing the Trainer takes seconds
+_LONGEST_SIGNAL_S = 65_535  # SLURM sends a signal at most this many seconds before a job ends
+_STOP_TIMEOUT_S = 600  # the Trainer's default; importing the Trainer for it would take seconds
 
 _CLUSTERS = ("slurm", "trainjob", "ray", "sky", "dstack", "k8s", "docker")
-"""The kinds of clusters, each with a file in ``templates/``. k8s.txt sets shareProcessNamespace, because Python would
-otherwise be process 1, which ignores SIGTERM until the Trainer handles it.
+"""The kinds of clusters, each with a file in ``templates/``. k8s.txt sets shareProcessNamespace. Without it, Python
+would be process 1, and would ignore SIGTERM until the Trainer handles it.
 """
 
 
@@ -93,7 +91,7 @@ def main(arguments: Sequence[str], prog: str = "drivetrain recipe") -> int:
     if given.volume is None and given.cluster == "sky":
         made.error("sky keeps the shared folder in a bucket. Pass its name, unique in the cloud: --volume.")
     for word in (given.program, *own):
-        if not word.isprintable() or "${{" in word:  # dstack would replace ${{ }}
+        if not word.isprintable() or "${{" in word:  # dstack would replace the text in ${{ }}
             made.error(f"the argument {word!r} holds control characters or ${{{{. Let the program read it from a file.")
     if problem := _problem(given):
         made.error(problem)
@@ -102,7 +100,7 @@ def main(arguments: Sequence[str], prog: str = "drivetrain recipe") -> int:
 
 
 def _problem(given: argparse.Namespace) -> str:
-    """Return why the options would not work on the cluster, or "" if they work."""
+    """Return why the options cannot work on the cluster; "" if they can."""
     if given.cluster == "slurm" and not given.stop_timeout < (_seconds(given.time) or math.inf):
         return f"SLURM would ask the job to stop when it starts: --time={given.time} is no more than --stop-timeout."
     if given.cluster == "slurm" and given.stop_timeout > _LONGEST_SIGNAL_S:
@@ -115,7 +113,7 @@ def _problem(given: argparse.Namespace) -> str:
 
 
 def _seconds(time: str) -> int:
-    """Return the seconds of a time limit in one of SLURM's formats. 0 means no limit."""
+    """Return a time limit of SLURM, such as "1-12:00:00", in seconds. 0 means no limit."""
     days, _, rest = time.rpartition("-")
     parts = rest.split(":")
     units = (3600, 60, 1) if days or len(parts) == 3 else (60, 1)
@@ -138,7 +136,7 @@ def _matching(pattern: re.Pattern[str], what: str) -> Callable[[str], str]:
 
 
 def _command(given: argparse.Namespace, program: Sequence[str]) -> str:
-    """Return the program's command in the form that the cluster's file needs."""
+    """Return the command that starts the program, in the syntax of the cluster's file."""
     inside = f"cd -- {shlex.quote(given.folder)} && exec "
     if given.cluster == "docker":
         return json.dumps(["python", str(Path(_APP, program[0])), *program[1:]], ensure_ascii=False)
@@ -158,9 +156,7 @@ def _command(given: argparse.Namespace, program: Sequence[str]) -> str:
 
 
 def _literal(word: str) -> str:
-    """Return a word of a container's command as YAML. Each $ is doubled, because Kubernetes would replace
-    ``$(NAME)``.
-    """
+    """Return a word of a container's command as YAML. Double each $, because Kubernetes would replace ``$(NAME)``."""
     return scalar(word.replace("$", "$$"))
 
 
@@ -177,7 +173,9 @@ def _limit(given: argparse.Namespace) -> str:
 
 
 def _file(given: argparse.Namespace, program: Sequence[str]) -> str:
-    """Fill in the cluster's template. Each template uses only some of ``words``."""
+    """Return the text of the cluster's file: its template with values filled in. A template uses only some of
+    ``words``.
+    """
     quote = shlex.quote if given.cluster in ("slurm", "ray", "docker") else scalar
     name, folder, image = given.name, given.folder, scalar(given.image or "")
     words = {

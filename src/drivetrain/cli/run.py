@@ -1,4 +1,4 @@
-"""The command ``drivetrain run``: run a program that uses an Engine, on the hardware that the command line names."""
+"""The command ``drivetrain run``: run a program that uses an Engine, and choose the hardware on the command line."""
 
 from __future__ import annotations
 
@@ -10,20 +10,18 @@ from drivetrain.cli.program import add_program_arguments, program_parser, run_pr
 from drivetrain.engine.command_line import COMMAND_LINE_PREFIX
 
 _OPTIONS: dict[str, tuple[str, type, str]] = {
-    # Engine() takes these arguments from the environment if the program does not pass them
+    # Engine() reads these variables for arguments that the program does not pass
     "accelerator": (f"{COMMAND_LINE_PREFIX}ACCELERATOR", str, "what to run on, such as cpu or auto"),
     "strategy": (f"{COMMAND_LINE_PREFIX}STRATEGY", str, "how the model is spread over devices, such as ddp or auto"),
     "devices": (f"{COMMAND_LINE_PREFIX}DEVICES", str, "their number, their indices such as 0,1, or auto"),
     "num_nodes": (f"{COMMAND_LINE_PREFIX}NUM_NODES", int, "the number of machines"),
     "precision": (f"{COMMAND_LINE_PREFIX}PRECISION", str, "the numeric precision, such as bf16-mixed"),
-    # through these options the processes of several machines connect to each other
+    # with these, the processes of several machines find each other
     "node_rank": ("NODE_RANK", int, "the index of this machine, from 0"),
     "main_address": ("MASTER_ADDR", str, "the address of the first machine"),
     "main_port": ("MASTER_PORT", int, "the port of the first machine"),
 }
-"""For each option, the environment variable to which the command writes the value, the value's type, and a line of
-help.
-"""
+"""For each option: the environment variable that gets the value, the value's type, and a line of help."""
 
 
 def parser(prog: str) -> argparse.ArgumentParser:
@@ -45,7 +43,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain run") -
         prog: the command's name in messages.
 
     Returns:
-        0, or 2 if the program's file does not exist. An exception of the program, also ``SystemExit``, is passed on.
+        0, or 2 if the program's file does not exist. Exceptions of the program and ``SystemExit`` are not caught.
     """
     given = parser(prog).parse_args(arguments)
     for name, (variable, _, _) in _OPTIONS.items():

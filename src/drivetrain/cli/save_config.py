@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 
 class SaveConfigCallback(Callback):
-    """Writes the complete configuration, including defaults, to the run's folder, so that ``--config`` repeats the run.
+    """Writes the complete configuration, including defaults, to the run's folder. With this file, ``--config`` repeats
+    the run.
 
     To save the configuration elsewhere, override :meth:`save_config`. If a fit resumes from a checkpoint and the file
     exists, the new file is called ``config-v1.yaml``.
@@ -30,13 +31,13 @@ class SaveConfigCallback(Callback):
         config: the parsed configuration.
         config_filename: the file's name in ``trainer.log_dir``.
         overwrite: whether to replace an existing file of this name.
-        multifile: whether to write one file for each file from which the configuration was read.
-        save_to_log_dir: whether to write the file. If False, only :meth:`save_config` is called.
+        multifile: whether to write a file for each configuration file that was read.
+        save_to_log_dir: whether to write the file. If False, only call :meth:`save_config`.
 
     Raises:
         ConfigurationError: ``save_to_log_dir`` is False and :meth:`save_config` is not overridden.
         RunError: the file exists, ``overwrite`` is False, and the run does not resume from a checkpoint. Every rank
-            raises this error, so that no rank waits for another rank.
+            raises this error.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class SaveConfigCallback(Callback):
             )
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if self.already_saved:  # a program may call fit and then test with the same configuration
+        if self.already_saved:  # trainer.test, called after trainer.fit, uses the same configuration
             return
         if self.save_to_log_dir:
             self._write(trainer, resumes=stage == "fit" and bool(trainer.ckpt_path))
@@ -72,10 +73,10 @@ class SaveConfigCallback(Callback):
         self.already_saved = True
 
     def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Override this method, which by default does nothing. Called once on rank 0, after the file was written."""
+        """Do nothing by default. Rank 0 calls this method once, after the file was written."""
 
     def _write(self, trainer: Trainer, resumes: bool) -> None:
-        # on every rank, because reading log_dir may be a collective
+        # every rank must read log_dir, which may call a collective
         folder = trainer.log_dir or trainer.default_root_dir
         path, name = os.path.join(folder, self.config_filename), self.config_filename
         taken = not self.overwrite and trainer.is_global_zero and files.is_file(path)
@@ -99,8 +100,8 @@ class SaveConfigCallback(Callback):
 
 
 class SaveBesideLog(SaveConfigCallback):
-    """Saves the configuration only if the run has a logger. Without a logger, the run's folder may be a folder of the
-    user with a ``config.yaml``.
+    """Saves the configuration only if the run has a logger. Without a logger, the run's folder may be the working
+    directory, which may have a ``config.yaml`` of the user.
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -110,8 +111,8 @@ class SaveBesideLog(SaveConfigCallback):
 
 @contextlib.contextmanager
 def _folder_to_write(folder: str, name: str) -> Iterator[str]:
-    """Context that yields a local folder for writing. This is ``folder``, or if ``folder`` is an address, a temporary
-    folder whose files are uploaded at the end.
+    """Yield a local folder for writing: ``folder``, or for an address a temporary folder. The context uploads its files
+    at the end.
     """
     if not files.is_remote(folder):
         os.makedirs(folder, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The command ``drivetrain stacks``: print in which step, line and collective each rank of a running job is."""
+"""The command ``drivetrain stacks``: print which step, line and collective each rank of a running job executes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str], prog: str = "drivetrain stacks") -> int:
-    """Print the position and the collective of each rank of a job. Return 2 if no such job runs on this machine."""
+    """Print where each rank of a job is. Return 2 if no such job runs on this machine."""
     given = parser(prog).parse_args(arguments)
     job: str = given.job
     boards = list(_boards())
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str], prog: str = "drivetrain stacks") -> int:
 
 
 def _as_data(board: Board, seen: Mapping[int, Seen]) -> dict[str, Any]:
-    """Return the positions of a job's ranks as data for JSON."""
+    """Return the positions of a job's ranks as plain data for JSON."""
     absent, now = missing(seen), time.time()
     ranks = [
         {
@@ -66,8 +66,8 @@ def _as_data(board: Board, seen: Mapping[int, Seen]) -> dict[str, Any]:
 
 
 def _boards() -> Iterator[Board]:
-    """Yield the boards of running jobs. A board is the folder through which ranks report to their launcher. A killed
-    launcher leaves the board of a job that has ended.
+    """Yield the boards of running jobs. A board is a folder in which ranks report to their launcher. Boards of ended
+    jobs, which a killed launcher has left, are skipped.
     """
     for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER}*"):
         try:
@@ -75,7 +75,7 @@ def _boards() -> Iterator[Board]:
                 continue
             board = Board.found(folder)
             pids = [board.pid(each) for each in range(len(board.ranks))]
-        except (OSError, ValueError):  # another user owns the folder, or the folder was just removed
+        except (OSError, ValueError):  # the folder belongs to another user, or was removed meanwhile
             continue
         if any(pid and not process(pid).is_dead for pid in pids):
             yield board
@@ -86,6 +86,6 @@ def _has_process(board: Board, pid: int) -> bool:
 
 
 def _is_in(board: Board, folder: str) -> bool:
-    """Whether the run's folder is ``folder``, or is inside ``folder``."""
+    """Whether the run's folder is ``folder`` or inside it."""
     run, wanted = os.path.realpath(board.run_folder), os.path.realpath(folder)
     return bool(board.run_folder) and os.path.commonpath((run, wanted)) == wanted

@@ -1,11 +1,12 @@
 """Programs written for Lightning 2.6 run on drivetrain unchanged.
 
-``drivetrain exec train.py`` (or ``python -m drivetrain.compat train.py``) runs a program as Python would. The program's
-imports of ``lightning``, ``pytorch_lightning`` and ``lightning_fabric`` get modules of drivetrain. Alternatively, a
-program or a notebook can call :func:`install` before the first import of these packages. Processes that the program
-starts also import these packages from drivetrain.
+``drivetrain exec train.py`` (or ``python -m drivetrain.compat train.py``) runs a program as Python would. In this
+program, ``import lightning`` imports drivetrain's replacement. The same is true for ``pytorch_lightning`` and
+``lightning_fabric``. A program or a notebook can also call :func:`install` before the first ``import lightning``. Child
+processes of the program import the replacements, too.
 
-docs/compat.md lists the available names, and :mod:`drivetrain.parity` describes the switches.
+docs/compat.md lists the names that can be imported. :func:`install` accepts switches, which :mod:`drivetrain.parity`
+describes.
 """
 
 from drivetrain.base.lazy import public

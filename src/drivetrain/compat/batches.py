@@ -18,21 +18,23 @@ from drivetrain.strategies import Strategy
 
 
 class NoBatchError(ConfigurationError, RuntimeError):
-    """This rank has no batch, but another rank has at least one."""
+    """This rank's loader has no batch, but another rank's loader has at least one."""
 
 
 def move_data_to_device(batch: Any, device: torch.device | str | int) -> Any:
-    """Return ``batch`` with every object that has a method ``.to``, such as a tensor, moved to ``device``."""
+    """Return ``batch`` on ``device``: tensors, and other objects with a method ``to``, are moved."""
     return move(batch, torch.device(device))
 
 
 def convert_to_tensors(data: Any, device: torch.device | str | int) -> Any:
-    """Return ``data`` with numbers and NumPy arrays as tensors on ``device``: bools as uint8, ints as int32."""
+    """Convert numbers and NumPy arrays in ``data`` to tensors on ``device``. A bool becomes uint8, and an int becomes
+    int32.
+    """
     return move_data_to_device(map_leaves(_as_tensor, data), device)
 
 
 def convert_tensors_to_scalars(data: Any) -> Any:
-    """Return ``data`` with a Python number in place of each tensor.
+    """Convert each tensor in ``data`` to a Python number.
 
     Raises:
         ValueError: a tensor does not have exactly one element.
@@ -41,7 +43,7 @@ def convert_tensors_to_scalars(data: Any) -> Any:
 
 
 def extract_batch_size(batch: Any) -> int:
-    """Return the size of the first dimension of the first tensor in a batch; warn if another tensor has another size.
+    """Return ``tensor.size(0)`` of the batch's first tensor. Warn if this size differs between the batch's tensors.
 
     Raises:
         ConfigurationError: the batch contains no tensor.
@@ -79,12 +81,13 @@ def has_len_all_ranks(
 
     Args:
         dataloader: any iterable.
-        strategy: sums the lengths of all ranks.
+        strategy: the strategy whose ``reduce`` sums the lengths of all ranks.
         allow_zero_length_dataloader_with_multiple_devices: whether a rank without batches is allowed if another rank
             has batches.
 
     Raises:
-        NoBatchError: this rank has no batch, another rank has batches, and the argument does not allow this.
+        NoBatchError: this rank has no batch, other ranks have some, and
+            ``allow_zero_length_dataloader_with_multiple_devices`` is False.
     """
     length = sized_len(dataloader)
     if length is None:
@@ -112,7 +115,7 @@ def has_iterable_dataset(dataloader: object) -> bool:
 
 
 def suggested_max_num_workers(local_world_size: int) -> int:
-    """Return the number of workers for the loader of each process: the processors per process, minus one.
+    """Return how many workers the loader of each process should have: one less than its share of the processors.
 
     Args:
         local_world_size: the number of processes on this machine.

@@ -18,7 +18,7 @@ _SAMPLES = 64  # the number of samples per stage
 
 
 class RandomDataset(Dataset[Tensor]):
-    """``length`` normal vectors of ``size`` numbers, drawn once."""
+    """``length`` vectors of ``size`` normal random numbers, which the constructor draws."""
 
     def __init__(self, size: int, length: int) -> None:
         self.len = length
@@ -32,14 +32,14 @@ class RandomDataset(Dataset[Tensor]):
 
 
 class RandomDictDataset(RandomDataset):
-    """Dictionaries: "a" is a vector of :class:`RandomDataset`, and "b" is "a" plus 2."""
+    """Each sample is a dictionary: "a" is a random vector, and "b" is "a" plus 2."""
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:  # type: ignore[override]  # as Lightning's
         return {"a": self.data[index], "b": self.data[index] + 2}
 
 
 class RandomIterableDataset(IterableDataset[Tensor]):
-    """``count`` normal vectors of ``size`` numbers, drawn during iteration."""
+    """``count`` vectors of ``size`` normal random numbers, which the iterator draws one by one."""
 
     def __init__(self, size: int, count: int) -> None:
         self.size = size
@@ -57,7 +57,7 @@ class RandomIterableDatasetWithLen(RandomIterableDataset):
 
 
 class BoringModel(LightningModule):
-    """One linear layer from 32 features to 2, trained by SGD to return ones; the model defines its own loaders."""
+    """A linear layer with 32 inputs and 2 outputs, trained by SGD to return ones. The model defines its own loaders."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class BoringModel(LightningModule):
         return self.layer(x)
 
     def loss(self, preds: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Return the mean squared error of ``preds``; the default of ``labels`` is ones."""
+        """Return the mean squared error between ``preds`` and ``labels``. By default, all labels are 1."""
         return F.mse_loss(preds, torch.ones_like(preds) if labels is None else labels)
 
     def step(self, batch: Any) -> Tensor:
@@ -139,7 +139,7 @@ def _loaders(name: str) -> Any:
 
 
 class _DataPerStage(LightningDataModule):
-    """Base class: the loaders for the data sets that ``setup`` creates."""
+    """Base class with a loader for each data set that ``setup`` creates."""
 
     _attribute: str
 
@@ -165,7 +165,9 @@ class _OneSetPerStage(_DataPerStage):
 
 
 class BoringDataModule(_OneSetPerStage):
-    """Random vectors for :class:`BoringModel`: one data set, of which each stage gets a part."""
+    """Random vectors for :class:`BoringModel`: training, validation, test and prediction each get a part of one data
+    set.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -184,7 +186,7 @@ class BoringDataModuleNoLen(_OneSetPerStage):
 
 
 class IterableBoringDataModule(_DataPerStage):
-    """Random vectors for :class:`BoringModel`: each stage has two loaders, and the second loader has no length."""
+    """Random vectors for :class:`BoringModel`. Each stage has two loaders; the second one has no ``len()``."""
 
     _attribute = "{}_datasets"
     train_datasets: list[Dataset[Tensor]]

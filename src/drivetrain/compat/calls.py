@@ -1,6 +1,4 @@
-"""Lightning's ``trainer.call``: other libraries use these functions to call hooks of a Trainer's callbacks and
-module.
-"""
+"""Lightning's ``trainer.call``: functions with which other libraries call a Trainer's hooks."""
 
 from __future__ import annotations
 
@@ -12,15 +10,15 @@ from drivetrain.callback import Checkpoint
 def _call_callback_hooks(
     trainer: Any, hook_name: str, *args: Any, monitoring_callbacks: bool | None = None, **kwargs: Any
 ) -> None:
-    """Call a hook of each callback; the first arguments are the Trainer and the module.
+    """Call a hook of each callback with the Trainer, the module and ``args``.
 
     Args:
         trainer: the Trainer with the callbacks.
         hook_name: the hook.
-        *args: the hook's further arguments.
-        monitoring_callbacks: True: call only callbacks that monitor metrics or save checkpoints; False: call only the
-            other callbacks; ``None``: call all.
-        **kwargs: further keyword arguments.
+        *args: the hook's arguments after the Trainer and the module.
+        monitoring_callbacks: True calls only callbacks that monitor metrics or save checkpoints; False calls only the
+            others; ``None`` calls all.
+        **kwargs: the hook's keyword arguments.
     """
     scope = trainer.hooks.scope(hook_name)
     for callback in trainer.callbacks:
@@ -31,8 +29,8 @@ def _call_callback_hooks(
 
 
 def _call_lightning_module_hook(trainer: Any, hook_name: str, *args: Any, pl_module: Any = None, **kwargs: Any) -> Any:
-    """Call a hook of ``pl_module``, by default the Trainer's module; inside the hook, ``self.log`` follows the rules
-    for this hook.
+    """Call a hook of ``pl_module``, by default the Trainer's module. ``self.log`` works as if the Trainer called the
+    hook.
     """
     method = getattr(pl_module or trainer.lightning_module, hook_name)
     return trainer.logbook.within(trainer.hooks.scope(hook_name), method)(*args, **kwargs)
@@ -50,8 +48,6 @@ def _call_lightning_datamodule_hook(trainer: Any, hook_name: str, *args: Any, **
 
 
 def _call_strategy_hook(trainer: Any, hook_name: str, *args: Any, **kwargs: Any) -> Any:
-    """Call a method of the strategy; inside the method, ``self.log`` follows the rules for the hook with the method's
-    name.
-    """
+    """Call a method of the strategy. ``self.log`` works as in the hook ``hook_name``."""
     method = getattr(trainer.strategy, hook_name)
     return trainer.logbook.within(trainer.hooks.scope(hook_name), method)(*args, **kwargs)

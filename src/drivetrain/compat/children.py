@@ -1,8 +1,8 @@
-"""Lets the processes that a program starts use drivetrain.compat too, by means of environment variables.
+"""Sets environment variables so that child processes of a program use drivetrain.compat, too.
 
-``PYTHONPATH`` begins with the folder ``startup``. Each Python process imports ``sitecustomize.py`` from this folder at
-its start. This includes child processes of multiprocessing ("spawn" or "forkserver") and of
-``subprocess.run([sys.executable, ...])``. ``sitecustomize.py`` reads :data:`VARIABLE` and installs drivetrain.compat.
+The first entry of ``PYTHONPATH`` is the folder ``startup``. A child process of multiprocessing or
+``subprocess.run([sys.executable, ...])`` imports ``sitecustomize.py`` from this folder when it starts.
+``sitecustomize.py`` reads :data:`VARIABLE` and installs drivetrain.compat.
 """
 
 from __future__ import annotations
@@ -11,17 +11,16 @@ import os
 from collections.abc import Sequence
 
 VARIABLE = "DRIVETRAIN_COMPAT"
-"""The environment variable with the names of switches (see :mod:`drivetrain.parity`), separated by commas, or "none".
-"""
+"""The environment variable with the switches of :func:`inherit`, separated by commas; "none" if there are none."""
 
 GENERATION = f"{VARIABLE}_GENERATION"
-"""The environment variable with the version of Lightning to imitate, such as "1.3". Unset for 2.6."""
+"""The environment variable with the Lightning version whose names are provided, such as "1.3". Unset for 2.6."""
 
 _STARTUP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "startup")
 
 
 def inherit(switches: Sequence[str], generation: str = "") -> None:
-    """Set the environment so that new child processes call ``compat.install`` with ``switches`` and ``generation``."""
+    """Set environment variables that make new child processes call ``compat.install`` with these arguments."""
     os.environ[VARIABLE] = ",".join(switches) or "none"
     os.environ.pop(GENERATION, None)
     if generation:

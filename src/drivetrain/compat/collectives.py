@@ -1,8 +1,8 @@
 """Lightning's ``fabric.plugins.collectives``: the functions of torch.distributed as methods of an object.
 
-A :class:`Collective` is used in one of three ways. After ``launch`` of an Engine, ``setup`` joins the Engine's process
-group. Without an Engine, ``setup(main_address=..., main_port=...)`` creates the process group, and ``teardown``
-destroys the group. ``create_group`` creates a group of some of the ranks.
+A :class:`Collective` is used in one of three ways. After ``engine.launch()``, call ``setup()``: the collective uses the
+Engine's process group. Without an Engine, call ``setup(main_address=..., main_port=...)``, which creates the process
+group, and later ``teardown()``. For a group of only some ranks, call ``create_group(ranks=...)``.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ default_pg_timeout = timedelta(seconds=1800)
 
 
 class Collective(ABC):
-    """Base class: operations between the ranks of a group.
+    """Base class of collectives, which exchange tensors and objects between the ranks of a group.
 
-    Each operation returns the tensor or list that received the result.
+    An operation with a result writes the result into one of its arguments, and returns this argument.
     """
 
     def __init__(self) -> None:
@@ -113,13 +113,13 @@ class Collective(ABC):
     def _convert_to_native_op(cls, op: str) -> Any: ...
 
     def setup(self, **kwargs: Any) -> Self:
-        """Create the process group of the job if there is none; ``kwargs`` are passed to :meth:`init_group`."""
+        """Call :meth:`init_group` with ``kwargs``, unless the process group of the job already exists."""
         if not self.is_initialized():
             self.init_group(**kwargs)
         return self
 
     def create_group(self, **kwargs: Any) -> Self:
-        """Create the group of this object; ``kwargs`` are passed to :meth:`new_group`.
+        """Create the group of this object: call :meth:`new_group` with ``kwargs``.
 
         Raises:
             RuntimeError: the object already has a group.
@@ -162,7 +162,7 @@ class TorchCollective(Collective):
 
     @property
     def group(self) -> Any:
-        """The group of this object. Before a call of :meth:`create_group`, this is the group of all ranks."""
+        """The group that :meth:`create_group` has created; before this call, the group of all ranks."""
         return dist.GroupMember.WORLD if self._group is None else self._group
 
     @property
@@ -243,7 +243,7 @@ class TorchCollective(Collective):
         Args:
             main_address: the address of rank 0's machine; ``None``: the environment variable ``MASTER_ADDR``.
             main_port: the port of rank 0; ``None``: the environment variable ``MASTER_PORT``.
-            kwargs: for ``torch.distributed.init_process_group``.
+            kwargs: arguments of ``torch.distributed.init_process_group``.
         """
         if self.is_initialized():
             return self
@@ -260,8 +260,8 @@ class TorchCollective(Collective):
         return self
 
     def teardown(self) -> Self:
-        """Leave the group. If no other group is left, and :meth:`setup` has created the job's process group, also
-        destroy the job's process group.
+        """Leave the group. Also destroy the job's process group, if :meth:`setup` has created it and no other group
+        exists.
         """
         is_member = self.group is not dist.GroupMember.NON_GROUP_MEMBER
         if self._group is not None:
@@ -306,7 +306,7 @@ class TorchCollective(Collective):
 
 
 class SingleDeviceCollective(Collective):
-    """The operations for a job with one process; nothing is exchanged."""
+    """Operations for a job with one process, which exchange nothing."""
 
     rank = 0
     world_size = 1

@@ -30,7 +30,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain exec") -> int:
-    """Install :mod:`drivetrain.compat`, and run the program in ``arguments``.
+    """Install :mod:`drivetrain.compat`, and run the program that ``arguments`` names.
 
     Args:
         arguments: the words after the command's name; ``None``: ``sys.argv[1:]``.

@@ -1,6 +1,4 @@
-"""Lightning's ``utilities.compile``: converts a result of ``torch.compile`` to a module that is compiled in place, or
-undoes the compilation.
-"""
+"""Lightning's ``utilities.compile``: get the LightningModule out of a result of ``torch.compile``."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from drivetrain.module.module import LightningModule
 
 
 def from_compiled(model: Any) -> LightningModule:
-    """Return the LightningModule inside a result of ``torch.compile``, compiled in place.
+    """Return the LightningModule inside a result of ``torch.compile``. Calls of this module run the compiled code.
 
     Raises:
         WrongTypeError: ``model`` is not a result of ``torch.compile``, or contains no LightningModule.
@@ -24,7 +22,7 @@ def from_compiled(model: Any) -> LightningModule:
 
 
 def to_uncompiled(model: Any) -> LightningModule:
-    """Undo the compilation of a LightningModule in place, and return the LightningModule.
+    """Make a compiled LightningModule run uncompiled, and return the LightningModule.
 
     Args:
         model: the result of ``torch.compile`` or :func:`from_compiled`, or a compiled module after a fit.

@@ -1,6 +1,7 @@
-"""Provides ``trainer._checkpoint_connector`` and similar attributes of Lightning's Trainer, which libraries read.
+"""The private attributes ``trainer._checkpoint_connector``, ``trainer._data_connector`` and so on of Lightning's
+Trainer.
 
-The libraries finetuning-scheduler, PINA and scvi-tools use these private names.
+The libraries finetuning-scheduler, PINA and scvi-tools read them.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class AcceleratorView:
         _strategy_flag: the name of the strategy, or the strategy itself if an instance was passed.
         _devices_flag: on the CPU, the number of processes; otherwise the indices of the devices.
         _parallel_devices: the devices of this machine.
-        cluster_environment: the environment that started the processes of the job.
+        cluster_environment: the cluster environment, such as the one for SLURM.
         is_distributed: whether there are several processes.
         use_distributed_sampler: the Trainer's argument of this name.
 
@@ -74,14 +75,14 @@ class CallbackView:
 
 
 class CheckpointView:
-    """Restores parts of a checkpoint during a fit; each part has a method of its own.
+    """Restores parts of a checkpoint during a fit. Each method restores one part.
 
-    To resume a fit from a file, pass ``ckpt_path`` to ``fit`` instead of calling these methods: ``fit`` also restores
-    the position in training, and checks that the checkpoint fits. These methods make only the checks that torch makes.
+    To resume a fit from a file, do not call these methods, but ``fit(ckpt_path=...)``. It also restores the position in
+    training, and checks that the checkpoint belongs to the model.
 
     Attributes:
-        _loaded_checkpoint: the checkpoint that is being restored, from :meth:`resume_start` to :meth:`resume_end`. A
-            program can replace the checkpoint.
+        _loaded_checkpoint: the content of the checkpoint, from :meth:`resume_start` to :meth:`resume_end`. A program
+            can assign another content.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -93,7 +94,7 @@ class CheckpointView:
         return {**self.__dict__, "_path": None, "_loaded_checkpoint": {}}
 
     def resume_start(self, checkpoint_path: str | Path | None = None, weights_only: bool | None = None) -> None:
-        """Read the checkpoint, if a path is given.
+        """Read the checkpoint at ``checkpoint_path``, if this is not ``None``.
 
         Raises:
             CheckpointError: the checkpoint cannot be read.
@@ -175,7 +176,7 @@ class CheckpointView:
         """Not supported.
 
         Raises:
-            NotSupportedError: always, because the position of a run cannot be changed during the run.
+            NotSupportedError: always, because drivetrain cannot move a running fit to another position.
         """
         raise NotSupportedError(
             "The progress of a run that is under way cannot be restored. Resume from the checkpoint instead: "
@@ -185,7 +186,7 @@ class CheckpointView:
     restore_training_state = restore_loops
 
     def resume_end(self) -> None:
-        """Free the checkpoint, and wait for the other ranks."""
+        """Drop the checkpoint from memory, and wait for the other ranks."""
         self._loaded_checkpoint = {}
         self.trainer.strategy.barrier("resume_end")
 
@@ -204,19 +205,16 @@ class LoaderSource:
         self._stage = stage
 
     def is_defined(self) -> bool:
-        """Return whether the current or last run has loaders for the stage. The program or a hook can provide the
-        loaders.
-        """
+        """Return whether the current or last run has loaders for the stage, from an argument or from a hook."""
         run = self._trainer.current_run
         return run is not None and run.loaders.available(self._stage)
 
     def dataloader(self) -> Any:
-        """Return the stage's loaders as the program or a hook provided them: before samples are distributed over the
-        ranks.
+        """Return the stage's loaders unchanged, without the Trainer's distributed samplers.
 
         Raises:
-            ConfigurationError: there are no loaders. In the hook ``setup``, loaders passed to the Trainer are not known
-                yet.
+            ConfigurationError: there are no loaders. In the hook ``setup``, the loaders passed to ``trainer.fit`` are
+                not available yet.
         """
         trainer, hook = self._trainer, LOADER_HOOKS[self._stage]
         if trainer.current_run is not None:
@@ -258,7 +256,7 @@ class LoggerView:
     callback_metrics: dict[str, Any] = reads("trainer.callback_metrics", "The Trainer's.")
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Pass ``metrics`` to every logger; the default of ``step`` is the current step."""
+        """Pass ``metrics`` to every logger, by default for the current step."""
         numbers = {name: float(value) for name, value in metrics.items()}
         if numbers and self.trainer.loggers:
             self.trainer._log(numbers, self.trainer.logger_step if step is None else step)
@@ -269,7 +267,7 @@ class ResultView:
 
     Attributes:
         meta: how the value was logged: ``name``, ``on_step``, ``on_epoch``, ``prog_bar``, and ``sync.should``.
-        is_tensor: True if numbers were logged, False if a metric object was logged.
+        is_tensor: True if numbers were logged, False if a ``torchmetrics.Metric`` was logged.
     """
 
     def __init__(self, logged: Logged) -> None:

@@ -18,9 +18,9 @@ from drivetrain.settings import Settings
 
 
 class _AcceleratorConnector(AcceleratorView):
-    """The choices that a Trainer with these arguments would make.
+    """The accelerator, devices and so on that a Trainer with these arguments would use.
 
-    The library scvi-tools reads the choices before it creates a Trainer.
+    The library scvi-tools reads them before it creates a Trainer.
 
     Args:
         devices, accelerator: as for the Trainer.
@@ -35,13 +35,13 @@ class _AcceleratorConnector(AcceleratorView):
         super().__init__(resolve(settings), settings)
 
     def _check_and_init_precision(self) -> Any:
-        """Return the precision. The library nequip wraps this method; the Trainer does not call the method."""
+        """Return the precision. The library nequip wraps this method. The Trainer does not call it."""
         return self.precision
 
 
 def _register_classes(registry: Any, method: str, module: ModuleType, parent: type) -> None:
-    """For each subclass of ``parent`` in ``module`` that overrides the class method named ``method``, call this class
-    method with ``registry``.
+    """Call the class method ``method`` with ``registry``, for each subclass of ``parent`` in ``module`` that overrides
+    it.
     """
 
     def function(cls: type) -> Any:
@@ -54,7 +54,7 @@ def _register_classes(registry: Any, method: str, module: ModuleType, parent: ty
 
 
 class _MockOptimizer(torch.optim.Optimizer):
-    """An optimizer without parameters, to check the arguments of a scheduler."""
+    """An optimizer for checking the arguments of a scheduler. It trains no model."""
 
     def __init__(self) -> None:
         super().__init__([torch.zeros(1)], {})
@@ -83,4 +83,4 @@ def _only_fsdp2(name: str, instead: str) -> NotSupportedError:
 
 
 def do_nothing_closure() -> None:
-    """Do nothing: a closure for optimizer steps that need no loss."""
+    """Do nothing. This is a closure for ``optimizer.step(closure)`` without a loss."""

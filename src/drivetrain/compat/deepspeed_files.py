@@ -53,10 +53,10 @@ def ds_checkpoint_dir(checkpoint_dir: str | Path, tag: str | None = None) -> str
 def convert_zero_checkpoint_to_fp32_state_dict(
     checkpoint_dir: str | Path, output_file: str | Path, tag: str | None = None
 ) -> dict[str, Any]:
-    """Convert a sharded checkpoint to one file, with float32 weights and the other data that the Trainer saved.
+    """Convert a folder of DeepSpeed to one file with float32 weights and the Trainer's other entries.
 
-    ``load_from_checkpoint`` can read this file. Pass only folders that you trust, because this function unpickles files
-    in the folder.
+    ``load_from_checkpoint`` can read this file. Pass only folders that you trust, because their files are unpickled and
+    can run code.
 
     Args:
         checkpoint_dir: the folder in which DeepSpeed has saved.

@@ -1,7 +1,7 @@
 """Lightning's ``demos.transformer`` and ``demos.lstm``: two small language models, and WikiText-2 for them.
 
-Submodules have the names and the order of creation of Lightning's models. Therefore checkpoints fit, and initial
-weights are equal.
+Submodules have the names of Lightning's models, so Lightning's checkpoints can be loaded. They are created in
+Lightning's order, so a seed gives the same initial weights.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from drivetrain.errors import WrongTypeError
 from drivetrain.module.module import LightningModule
 
-_WORDS = 33278  # the number of different words in WikiText-2; the end of a line counts as a word
+_WORDS = 33278  # the number of different words in WikiText-2, with <eos>
 _URL = "https://raw.githubusercontent.com/pytorch/examples/main/word_language_model/data/wikitext-2/train.txt"
 _END_OF_LINE = "<eos>"
 
@@ -50,8 +50,8 @@ class Dictionary:
 
 
 def tokenize(path: str | Path) -> tuple[Tensor, Dictionary]:
-    """Return the words of a text as numbers, of shape ``(words,)``, and the dictionary of the words; ``<eos>`` ends
-    each line.
+    """Return the words of a text as a tensor of numbers, of shape ``(words,)``, and the :class:`Dictionary`. The word
+    ``<eos>`` ends each line.
     """
     dictionary = Dictionary()
     with open(path, encoding="utf-8") as lines:
@@ -60,7 +60,7 @@ def tokenize(path: str | Path) -> tuple[Tensor, Dictionary]:
 
 
 class WikiText2(Dataset[tuple[Tensor, Tensor]]):
-    """WikiText-2 in blocks; a sample is a block of words and the same block shifted by one word.
+    """WikiText-2 in blocks of words. A sample is a block, and the block that starts one word later.
 
     Args:
         data_dir: the folder of ``wikitext-2.txt``.
@@ -102,11 +102,13 @@ class WikiText2(Dataset[tuple[Tensor, Tensor]]):
 
 
 class SequenceSampler(Sampler[list[int]]):
-    """Batches for a recurrent model: the text of sample ``i`` continues in sample ``i`` of the next batch.
+    """Yields batches of indices for a recurrent model. Sample ``i`` of a batch continues the text of sample ``i`` of
+    the batch before.
 
     Args:
         dataset: a dataset of consecutive samples.
-        batch_size: the number of parts into which the dataset is cut; each batch has one sample of each part.
+        batch_size: the number of samples per batch. The dataset is cut into this many parts, and each batch takes one
+            sample from each part.
     """
 
     def __init__(self, dataset: Sized, batch_size: int) -> None:
@@ -131,7 +133,7 @@ class PositionalEncoding(nn.Module):
     Args:
         dim: number of features, even.
         dropout: the dropout probability.
-        max_len: the upper limit of the samples' length.
+        max_len: the largest allowed number of words in a sample.
     """
 
     def __init__(self, dim: int, dropout: float = 0.1, max_len: int = 5000) -> None:
@@ -145,7 +147,7 @@ class PositionalEncoding(nn.Module):
         """Return ``x``, of shape ``(batch, length, dim)``, with the encoding added."""
         if self.pe is None:
             self.pe = self._encodings(x.device)
-        # As in Lightning, every word gets the encoding of the position x.size(1), so that results agree.
+        # Every word gets the encoding of position x.size(1). Lightning does this, too, and results must agree.
         return self.dropout(x + self.pe[:, x.size(1)])
 
     def _encodings(self, device: torch.device) -> Tensor:
@@ -211,7 +213,7 @@ class Transformer(nn.Module):
 
 
 class _Reads(LightningModule):
-    """A model that trains on WikiText-2."""
+    """Base class of the modules that train on WikiText-2."""
 
     def prepare_data(self) -> None:
         WikiText2(download=True)
@@ -264,9 +266,7 @@ class SimpleLSTM(nn.Module):
         self.init_weights()
 
     def init_weights(self) -> None:
-        """Draw the weights of the input embedding, then the weights of the output layer; set the output layer's bias to
-        0.
-        """
+        """Draw random weights for the input embedding and the output layer. Set the output layer's bias to 0."""
         nn.init.uniform_(self.encoder.weight, -0.1, 0.1)
         nn.init.uniform_(self.decoder.weight, -0.1, 0.1)
         nn.init.zeros_(self.decoder.bias)

@@ -22,12 +22,12 @@ _HOST = "https://pl-public-data.s3.amazonaws.com/MNIST/processed"
 
 
 class _HostedMNIST(Dataset[tuple[Tensor, int]]):
-    """MNIST, read from two files of tensors; :func:`MNIST` returns this dataset if torchvision's is not available.
+    """MNIST without torchvision, read from two files of tensors.
 
     Args:
         root: the folder whose subfolder ``MNIST/complete`` has the files.
         train: True: the training images; False: the test images.
-        normalize: the mean and the standard deviation of pixels (0 to 255), to normalize them; ``None``: do not
+        normalize: the mean and the standard deviation with which to normalize pixels (0 to 255); ``None``: do not
             normalize.
         download: download missing files.
         kwargs: further arguments of torchvision's class, which are ignored.
@@ -64,11 +64,9 @@ class _HostedMNIST(Dataset[tuple[Tensor, int]]):
 
 
 def MNIST(*args: Any, **kwargs: Any) -> Dataset[Any]:
-    """Return torchvision's MNIST; if the host of torchvision's files refuses the download, return the digits from
-    another host.
+    """Return torchvision's MNIST. If its download fails, return the digits from another host.
 
-    If the environment variable ``PL_USE_MOCKED_MNIST`` is set, only the other host is used, and torchvision is not
-    needed.
+    If the environment variable ``PL_USE_MOCKED_MNIST`` is set, always use the other host, without torchvision.
 
     Raises:
         ModuleNotFoundError: torchvision is not installed.
@@ -93,7 +91,7 @@ class MNISTDataModule(LightningDataModule):
         val_split: the number of training images used for validation.
         num_workers: the workers of each loader.
         normalize: scale pixels to -1 ... 1 instead of 0 ... 1; needs torchvision.
-        seed: stored in the attribute ``seed``; has no effect on the split.
+        seed: the value of the attribute ``seed``; it does not change the split.
         batch_size: the batch size of each loader; an incomplete last batch is dropped.
     """
 
@@ -119,8 +117,8 @@ class MNISTDataModule(LightningDataModule):
 
     @property
     def default_transforms(self) -> Callable[[Any], Tensor] | None:
-        """Return the transform from an image to a tensor; ``None`` without torchvision, because samples are then
-        tensors already.
+        """Return the transform from an image to a tensor; ``None`` without torchvision, because then each sample is a
+        tensor.
         """
         if find_spec("torchvision") is None:
             return None

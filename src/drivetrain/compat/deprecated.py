@@ -1,8 +1,7 @@
-"""Former names of classes; Lightning 2.6 still has these names. A call of a former name warns, and creates an object of
-the class that has replaced the former class.
+"""Former names of classes; Lightning 2.6 still has these names. Calling a former name warns, and returns an object of
+the current class.
 
-Lightning no longer supports some accelerators. A program can import the former names of these accelerators; a call
-raises an error.
+Names of accelerators that Lightning has removed can be imported, but calling them raises an error.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from drivetrain.errors import NotSupportedError
 
 
 class RemovedError(NotSupportedError, NotImplementedError):
-    """The program called a class that Lightning has removed; the error is also a NotImplementedError."""
+    """The program called a class that Lightning has removed."""
 
 
 def _former(name: str, current: type, **fixed: Any) -> Any:
-    """Return the class ``current`` under a former name. If ``fixed`` is given, the constructor of ``current`` gets
-    ``fixed`` instead of the caller's arguments.
+    """Return a subclass of ``current`` with a former name. With ``fixed``, its constructor ignores the caller's
+    arguments and passes ``fixed``.
     """
 
     def __new__(cls: type, *args: Any, **kwargs: Any) -> Any:

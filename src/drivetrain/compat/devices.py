@@ -13,7 +13,7 @@ from drivetrain.clusters.local import free_port
 
 
 def get_cpu_stats() -> dict[str, float]:
-    """Return percentages of processor time, memory and swap in use on this host."""
+    """Return how many percent of the host's processor time, memory and swap are used."""
     return CPUAccelerator().get_device_stats(torch.device("cpu"))
 
 
@@ -24,7 +24,7 @@ def get_nvidia_gpu_stats(device: torch.device | str | int) -> dict[str, float]:
 
 
 def get_device_stats() -> dict[str, float]:
-    """Return statistics of an Apple machine, such as the percentage of its memory in use."""
+    """Return statistics of an Apple machine, such as the percentage of used memory."""
     return MPSAccelerator().get_device_stats(torch.device("mps"))
 
 

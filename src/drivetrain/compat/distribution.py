@@ -29,7 +29,7 @@ class ServedDistribution(Distribution):
         return f"{self._name.replace('-', '_')}\n" if filename == "top_level.txt" else None
 
     def locate_file(self, path: str | os.PathLike[str]) -> Path:
-        """Return the path at which a file of this distribution would be installed."""
+        """Return the path that a file of this distribution would have."""
         return Path(__file__).parent / path
 
 

@@ -35,19 +35,18 @@ _INTERVAL = re.compile(r"datetime\.timedelta\(([^()]*)\)")
 
 
 def migrate(checkpoint: State, resuming: bool = False) -> State:
-    """Convert a Lightning checkpoint to the layout of drivetrain's Trainer; return any other value unchanged.
+    """Convert a Lightning checkpoint to the layout of drivetrain's Trainer. Return any other value unchanged.
 
-    Hyperparameters become dictionaries. Objects whose classes were not loaded are left out. The file's other entries
-    are kept.
+    Hyperparameters become dictionaries. Objects that the unpickler has replaced by a :class:`Placeholder` are left out.
+    Other entries are kept.
 
     Args:
         checkpoint: the content of the file; not changed.
-        resuming: whether training resumes from ``checkpoint``; if so, a warning names the missing entries.
+        resuming: whether training resumes from ``checkpoint``; if True, warn about what the checkpoint lacks.
 
     Returns:
-        A new dictionary, or ``checkpoint`` if no conversion is needed. The entry ``loops`` contains the entry
-        "drivetrain". For files from before Lightning 1.5, the key of a callback's state is the name of the callback's
-        class.
+        A new dictionary, or ``checkpoint`` if no conversion is needed. If the position in training is known, the entry
+        ``loops["drivetrain"]`` contains it.
     """
     if not isinstance(checkpoint, Mapping) or "state_dict" not in checkpoint or "drivetrain_version" in checkpoint:
         return checkpoint
@@ -62,10 +61,10 @@ def migrate(checkpoint: State, resuming: bool = False) -> State:
     if "callbacks" in migrated or "checkpoint_callback_best_model_path" in migrated:
         migrated["callbacks"] = _callbacks(migrated)
     if "lr_schedulers" in migrated:
-        # A function in a scheduler's state is left out: the scheduler keeps the function with which it was created.
+        # A scheduler's state can contain a function. It is left out, because the new scheduler has its own.
         migrated["lr_schedulers"] = [_known(state) for state in migrated["lr_schedulers"]]
     fit_loop = loops.get("fit_loop")
-    with contextlib.suppress(KeyError, TypeError):  # user-defined loops store the position elsewhere
+    with contextlib.suppress(KeyError, TypeError):  # a user-defined loop saves other entries
         progress = _progress_of_epochs(migrated) if fit_loop is None else _progress(fit_loop, migrated)
         migrated["loops"] = {**loops, "drivetrain": progress}
     migrated["restart"] = {"callback_metrics": _monitored(migrated.get("callbacks", {}))}
@@ -86,7 +85,7 @@ def _warn_of_the_unknown(checkpoint: State, knows_place: bool) -> None:
 
 
 def _known(state: Any) -> Any:
-    """Return a dictionary without the items whose value contains an object of a class that was not loaded."""
+    """Return ``state`` without the items that contain a :class:`Placeholder`."""
     if not isinstance(state, Mapping):
         return state
     return {key: value for key, value in state.items() if not any(placeholders(value))}
@@ -96,7 +95,7 @@ def _known(state: Any) -> Any:
 
 
 def _migrate_hparams(checkpoint: State) -> None:
-    for old in ("hparams", "module_arguments"):  # the entry's names before 0.9
+    for old in ("hparams", "module_arguments"):  # names of "hyper_parameters" before 0.9
         if old in checkpoint:
             hparams = checkpoint.pop(old)
             if "hyper_parameters" not in checkpoint:
@@ -120,13 +119,13 @@ def _progress(fit_loop: State, checkpoint: State) -> State:
     """Convert the counters in the entry "fit_loop" of Lightning 1.6 or later to drivetrain's counters."""
     epochs, batches = fit_loop["epoch_progress"]["current"], fit_loop["epoch_loop.batch_progress"]
     now, ever = batches["current"], batches["total"]
-    over = epochs["processed"] >= epochs["ready"]  # all batches are finished, but perhaps not all hooks
+    over = epochs["processed"] >= epochs["ready"]  # the epoch's batches are finished; its last hooks may still run
     ending = over and epochs["completed"] < epochs["processed"]
     begun = epochs["started"] >= epochs["ready"]
     done = now["processed"] if begun and (ending or not over) else 0
     steps, manual = _optimizer_steps(fit_loop, checkpoint)
     stepped = fit_loop.get("epoch_loop.state_dict", {}).get("_batches_that_stepped", steps)  # since 1.6.5
-    if not over:  # a checkpoint from a hook or a validation may not count the last batch yet
+    if not over:  # a checkpoint saved in a hook or during validation may not count the last batch yet
         stepped += now["processed"] - now["completed"] if manual else 1
     return {
         **_fresh_progress(),
@@ -145,8 +144,8 @@ def _progress(fit_loop: State, checkpoint: State) -> State:
 def fit_loop_of(position: State) -> State:
     """Convert drivetrain's counters in ``position`` to the entry "fit_loop" of a Lightning 2.x checkpoint.
 
-    The number of optimizer steps is written for automatic and for manual optimization, because the checkpoint does not
-    contain the kind of optimization.
+    The number of steps is written for automatic and for manual optimization, because ``position`` does not tell which
+    one the module uses.
     """
     ending, done = bool(position.get("epoch_ending")), int(position.get("batches_done", 0))
     inside = done > 0 and not ending
@@ -186,7 +185,7 @@ def _counters(count: int) -> State:
 def _validation(fit_loop: State, batches: State) -> str:
     """Return the state of the validation after the last batch: "" (not begun), "running" or "done"."""
     if batches["completed"] < batches["processed"]:
-        return ""  # the hooks after the batch have not finished
+        return ""  # hooks such as on_train_batch_end have not finished
     names = ("epoch_loop.val_loop.batch_progress", "epoch_loop.val_loop.epoch_loop.batch_progress")
     progress = next((fit_loop[name] for name in names if name in fit_loop), None)
     if progress is None or progress["total"]["ready"] == 0:  # there was no validation in this epoch
@@ -198,7 +197,7 @@ def _validation(fit_loop: State, batches: State) -> str:
 def _optimizer_steps(fit_loop: State, checkpoint: State) -> tuple[int, bool]:
     """Return the number of optimizer steps so far, and whether the module used manual optimization."""
     automatic = manual = None
-    for name, state in fit_loop.items():  # only the suffixes of the loops' names are equal in all versions
+    for name, state in fit_loop.items():  # Lightning's versions agree only on the ends of these names
         if name.endswith("optimizer_loop.optim_progress") or name.endswith("automatic_optimization.optim_progress"):
             automatic = state["optimizer"]["step"]["total"]["completed"]
         elif name.endswith(".optim_step_progress"):
@@ -210,14 +209,12 @@ def _optimizer_steps(fit_loop: State, checkpoint: State) -> tuple[int, bool]:
 
 
 def _progress_of_epochs(checkpoint: State) -> State:
-    """Return drivetrain's counters for a file of Lightning 1.0 to 1.5, as if the file had been saved between two
-    epochs.
-    """
+    """Return drivetrain's counters for a file of Lightning 1.0 to 1.5. The fit will resume at the start of an epoch."""
     steps = int(checkpoint["global_step"])
     return {
         **_fresh_progress(),
         "current_epoch": int(checkpoint.get("epoch", 0)),
-        "earlier_batches": steps,  # too few, if gradients were accumulated over several batches
+        "earlier_batches": steps,  # an estimate: with gradient accumulation, a step has several batches
         "global_step": steps,
         "stepped_batches": steps,
     }
@@ -226,8 +223,8 @@ def _progress_of_epochs(checkpoint: State) -> State:
 def _fresh_progress() -> State:
     """Return the counters of a fit that has not begun.
 
-    Lightning's counters do not tell whether a limit or a request to stop has cut an epoch short. An epoch that was cut
-    short therefore counts as complete: a resumed fit does not train on the epoch's remaining batches.
+    An epoch that ``max_steps`` or ``trainer.should_stop`` has ended early counts as complete, because Lightning's
+    counters do not show this. A resumed fit skips the remaining batches of this epoch.
     """
     return {**Progress().state_dict(), **Window().place()}
 
@@ -264,7 +261,7 @@ def _callbacks(checkpoint: State) -> dict[str, State]:
 
 def _state_key(key: Any) -> str:
     """Convert Lightning's key of a callback's state to drivetrain's key."""
-    if isinstance(key, type) and issubclass(key, Placeholder):  # before 1.5, the key was the class itself
+    if isinstance(key, type) and issubclass(key, Placeholder):  # before 1.5, the key was the callback's class
         return key.path.rpartition(".")[2]
     if isinstance(key, type):
         return key.__qualname__
@@ -272,7 +269,7 @@ def _state_key(key: Any) -> str:
     try:
         given = ast.literal_eval(_INTERVAL.sub(_in_seconds, brace + arguments))
     except (ValueError, SyntaxError, TypeError, OverflowError):
-        return str(key)  # the user's callback defines this key
+        return str(key)  # a user's callback may define any key
     if not isinstance(given, dict):
         return str(key)
     if "every_n_train_steps" in given:
@@ -287,8 +284,8 @@ def _in_seconds(match: re.Match[str]) -> str:
 
 
 def _callback_state(state: Any, checkpoint: State) -> Any:
-    """Return a callback's state with drivetrain's fields; ``None`` if too much is missing. The names in ``state`` tell
-    which callback saved the state.
+    """Return a callback's state in drivetrain's layout; ``None`` if the state lacks a necessary entry. The keys of
+    ``state`` tell which kind of callback saved it.
     """
     if not isinstance(state, Mapping):
         return state
@@ -297,7 +294,7 @@ def _callback_state(state: Any, checkpoint: State) -> Any:
     if "wait_count" in state and "patience" in state:
         if "best_score" not in state:
             return None
-        reasons = ("stopping_reason", "stopping_reason_message")  # Lightning numbers the reasons differently
+        reasons = ("stopping_reason", "stopping_reason_message")  # Lightning's values have other meanings
         return {
             **{name: value for name, value in state.items() if name not in reasons},
             "stopped_epoch": state.get("stopped_epoch", 0),
@@ -312,8 +309,8 @@ def _model_checkpoint_state(state: State, checkpoint: State) -> State:
     best, score, monitor = state["best_model_path"] or "", state.get("best_model_score"), state.get("monitor")
     models = {path: torch.as_tensor(value) for path, value in (state.get("best_k_models") or {}).items()}
     if best and not models:
-        # Without a monitor, and in files from before 1.5, only the best model's file is known. In these cases,
-        # drivetrain ranks files by step.
+        # Without a monitor, and before 1.5, the state names only the best file. If its score is missing, the step
+        # replaces it.
         models = {best: torch.as_tensor(float(checkpoint["global_step"]) if score is None else score)}
     kth = state.get("kth_best_model_path") or (best if len(models) == 1 else "")
     return {
@@ -331,9 +328,7 @@ def _model_checkpoint_state(state: State, checkpoint: State) -> State:
 
 
 def _monitored(callbacks: dict[str, State]) -> dict[str, Any]:
-    """Return the monitored metrics in the states of callbacks. Schedulers that step at the end of an epoch can need
-    these metrics.
-    """
+    """Return the monitored metrics in the states of callbacks, for example for a ``ReduceLROnPlateau``."""
     return {
         state["monitor"]: state["current_score"]
         for state in callbacks.values()

@@ -1,4 +1,4 @@
-"""Lightning's enumerations of options. Each member is equal to a plain string, which drivetrain uses."""
+"""Lightning's enumerations of options. Each member is equal to a plain string. drivetrain itself uses these strings."""
 
 from __future__ import annotations
 

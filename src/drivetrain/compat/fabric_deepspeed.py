@@ -1,6 +1,4 @@
-"""Lightning's ``fabric.strategies.DeepSpeedStrategy``: DeepSpeed for training loops that use Fabric or drivetrain's
-Engine, with Fabric's signatures.
-"""
+"""Lightning's ``fabric.strategies.DeepSpeedStrategy``: DeepSpeed for your own training loop."""
 
 from __future__ import annotations
 
@@ -36,10 +34,10 @@ _OF_DEEPSPEED = frozenset(
         "skipped_steps", "global_steps", "global_samples", "dp_world_size", "mp_world_size", "ds_config", "ds_version",
     }
 )  # fmt: skip
-"""The names that DeepSpeed reserves in a checkpoint."""
+"""The entries that DeepSpeed itself writes into a checkpoint."""
 
 _LOSS_SCALING = ("loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis", "min_loss_scale")
-"""The constructor's arguments for the precision "16-true". Each argument is also an attribute."""
+"""The constructor's arguments for loss scaling with the precision "16-true". Each one is also an attribute."""
 
 
 @dataclass
@@ -55,10 +53,10 @@ class _Trained:
 class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
     """DeepSpeed's ZeRO; see :class:`drivetrain.strategies.DeepSpeedStrategy`, and docs/deepspeed.md.
 
-    Set up a module together with its optimizer. ``fabric.backward(loss)`` and ``optimizer.step()`` call DeepSpeed's
-    engine. To accumulate gradients, set ``gradient_accumulation_steps`` in the engine's configuration, or use
-    ``fabric.no_backward_sync``. After each optimizer step, the strategy steps the scheduler that was passed to
-    ``fabric.setup``. Checkpoints are folders in DeepSpeed's own format.
+    Set up a module and its optimizer in one call, ``fabric.setup(model, optimizer)``. ``fabric.backward(loss)`` and
+    ``optimizer.step()`` call DeepSpeed's engine. To accumulate gradients, set ``gradient_accumulation_steps`` in the
+    engine's configuration, or use ``fabric.no_backward_sync``. After each optimizer step, the strategy steps the
+    scheduler that was passed to ``fabric.setup``. Checkpoints are folders in DeepSpeed's own format.
 
     Args:
         accelerator, parallel_devices, cluster_environment, precision, process_group_backend, timeout: as for DDP.
@@ -66,17 +64,14 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
             states, gradients and parameters.
         remote_device: with stage 3, the device on which ``fabric.init_module`` creates parameters.
         logging_batch_size_per_gpu: the batch size in DeepSpeed's messages.
-        config: DeepSpeed's configuration, or the path of a JSON file; replaces all arguments that are entries of a
-            configuration. ``None``: the path in the environment variable ``PL_DEEPSPEED_CONFIG_PATH``, if the variable
-            is set.
+        config: DeepSpeed's configuration, or the path of a JSON file. Arguments such as ``stage`` are then ignored.
+            ``None``: the file that the environment variable ``PL_DEEPSPEED_CONFIG_PATH`` names, if it is set.
         logging_level: the level of DeepSpeed's own logger.
         loss_scale, initial_scale_power, loss_scale_window, hysteresis, min_loss_scale: the loss scaling with precision
             "16-true".
-        load_full_weights: ignored; a file is always read as complete weights, a folder always as DeepSpeed's own
-            format.
+        load_full_weights: ignored. A file must have complete weights, and a folder DeepSpeed's format.
         exclude_frozen_parameters: leave parameters with ``requires_grad=False`` out of checkpoints.
-        zero_optimization: must be True. All arguments that are not listed here are entries of DeepSpeed's
-            configuration.
+        zero_optimization: must be True. All other arguments are entries of DeepSpeed's configuration.
 
     Raises:
         ConfigurationError: DeepSpeed is missing, or an argument is wrong.
@@ -175,7 +170,7 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
     # ---- set up --------------------------------------------------------------------------------------------------
 
     def setup_module(self, module: nn.Module) -> nn.Module:  # type: ignore[override]
-        """Set up ``module`` for evaluation, without an optimizer. With stage 3, return an engine around ``module``."""
+        """Set up ``module`` for evaluation. With stage 3, return DeepSpeed's engine, which contains ``module``."""
         module = super().setup_module(module)
         return module if self.stage < 3 else self._started(module, None)
 
@@ -188,8 +183,8 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
     def setup_module_and_optimizers(
         self, module: nn.Module, optimizers: list[Optimizer], scheduler: Any = None
     ) -> tuple[nn.Module, list[Optimizer], Any]:
-        """Return DeepSpeed's engine around ``module``, and the optimizer and scheduler. The engine steps the
-        optimizer.
+        """Return DeepSpeed's engine, which contains ``module`` and steps the optimizer. Also return the optimizer and
+        the scheduler.
         """
         if len(optimizers) != 1:
             raise ConfigurationError(
@@ -209,13 +204,11 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
         return engine, optimizers, scheduler
 
     def module_init_context(self, empty_init: bool | None = None) -> AbstractContextManager[Any]:
-        """Context in which new layers are created; with stage 3, DeepSpeed shards each layer right after the layer's
-        creation.
-        """
+        """Context in which to create layers. With stage 3, DeepSpeed shards each layer when it is created."""
         return self.module_sharded_context() if self.zero_stage_3 else super().module_init_context(empty_init)
 
     def module_sharded_context(self) -> AbstractContextManager[Any]:
-        """Context for new layers; with stage 3, DeepSpeed shards each layer right after the layer's creation."""
+        """Context in which to create layers. With stage 3, DeepSpeed shards each layer when it is created."""
         if not self.zero_stage_3 or self.remote_device is None:
             return self.model_sharded_context()
         return self._deepspeed().zero.Init(config_dict_or_path=self.engine_config(), remote_device=self.remote_device)
@@ -228,8 +221,8 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
 
     @contextmanager
     def _for_trained(self, module: nn.Module) -> Iterator[_Trained | None]:
-        """Context of :meth:`_for` for a module or its engine. Yields the :class:`_Trained` of the module, or ``None``
-        if the module was set up without an optimizer.
+        """Enter :meth:`_for` for a module or its engine. Yield the module's :class:`_Trained`; ``None`` for a module
+        without an optimizer.
         """
         one = self._of(module)
         with self._for(module) if one is None else self._for(one.module, one.engine):
@@ -244,7 +237,7 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
         return next((each for each in self._all if what in (each.engine, each.module) or what is each.optimizer), None)
 
     def teardown(self) -> None:
-        """Release the engines. With one process, the modules contain complete parameters afterwards."""
+        """Release the engines. If there is only one process, this restores the modules' complete parameters."""
         while len(self._all) > 1:
             one = self._all.pop(0)
             with self._for(one.module, one.engine):
@@ -257,9 +250,7 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
     # ---- one step ------------------------------------------------------------------------------------------------
 
     def backward(self, tensor: Tensor, module: nn.Module | None, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
-        """Let the engine compute the gradients of ``tensor``; the engine's configuration determines the loss
-        scaling.
-        """
+        """Let DeepSpeed's engine compute the gradients of ``tensor``, and scale the loss as configured."""
         one = self._all[0] if module is None and len(self._all) == 1 else self._of(module)
         if one is None:
             raise ConfigurationError(
@@ -269,7 +260,7 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
         one.engine.backward(tensor, *args, **kwargs)
 
     def optimizer_step(self, optimizer: Optimizer, **kwargs: Any) -> Any:  # type: ignore[override]
-        """Let the engine step if enough gradients are accumulated; after this step, step the scheduler."""
+        """Let the engine step, if enough gradients are accumulated. Then step the scheduler."""
         one = self._of(optimizer)
         if one is None:
             return Strategy.optimizer_step(self, optimizer, **kwargs)
@@ -303,7 +294,7 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
         norm_type: float = 2.0,
         error_if_nonfinite: bool = True,
     ) -> Tensor | None:
-        """Let the engine clip gradients in its next steps; the engine skips steps with non-finite gradients."""
+        """Let the engine clip gradients from its next step on. The engine skips a step with non-finite gradients."""
         one = self._of(optimizer)
         with self._for(module, None if one is None else one.engine):
             return plain.DeepSpeedStrategy.clip_gradients(self, module, optimizer, max_norm, "norm", norm_type)
@@ -329,11 +320,11 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
         storage_options: Any = None,
         filter: snapshots.Filters | None = None,
     ) -> None:
-        """Write a folder in DeepSpeed's own format, with the states of other objects and plain data.
+        """Write ``state`` into a folder in DeepSpeed's own format.
 
         Raises:
-            ConfigurationError: ``state`` does not have exactly one module with its optimizer, or a name is reserved by
-                DeepSpeed.
+            ConfigurationError: ``state`` must have exactly one module that was set up with an optimizer, and no name
+                that DeepSpeed uses itself.
         """
         if filter or storage_options is not None:
             raise ConfigurationError(
@@ -346,7 +337,7 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
                 f"The state has the names {', '.join(map(repr, taken))}, which DeepSpeed uses itself. Rename them."
             )
         besides = snapshots.of(rest, {}, self.states(self))
-        # A scheduler can have changed the optimizer's options since the last step.
+        # A scheduler may have changed the optimizer's options, such as ``lr``, since the last step.
         _deepspeed_optimizers.pass_options_to(one.engine, one.optimizer)
         one.engine.save_checkpoint(
             str(self.broadcast(path)), tag=_TAG, client_state=besides,
@@ -380,8 +371,8 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
         return left
 
     def _parted(self, state: Mapping[str, Any], verb: str) -> tuple[_Trained, dict[str, Any]]:
-        """Return the :class:`_Trained` of the module in ``state``, and the entries of ``state`` besides this module and
-        its optimizer.
+        """Return the :class:`_Trained` of the module in ``state``, and the entries other than this module and its
+        optimizer.
         """
         found = [one for value in state.values() if isinstance(value, nn.Module) and (one := self._of(value))]
         if len(found) != 1:

@@ -1,6 +1,7 @@
 """Lightning's ``fabric.loggers``: drivetrain's loggers with Fabric's signatures, such as ``CSVLogger(root_dir=...)``.
 
-The class names begin with "Fabric", so that ``CSVLogger`` on a command line always means drivetrain's class.
+The class names begin with "Fabric", because ``CSVLogger`` on a command line must mean
+:class:`drivetrain.loggers.CSVLogger`.
 """
 
 from __future__ import annotations
@@ -48,5 +49,6 @@ class FabricTensorBoardLogger(_RootDir, tensorboard.TensorBoardLogger):
         sub_dir: str | os.PathLike[str] | None = None,
         **kwargs: Any,
     ) -> None:
-        log_graph = kwargs.pop("log_graph", True)  # True, because the user's loop decides whether to call log_graph()
+        # Fabric's programs call log_graph() themselves, which does nothing if this is False.
+        log_graph = kwargs.pop("log_graph", True)
         super().__init__(root_dir, name, version, log_graph, default_hp_metric, prefix, sub_dir, **kwargs)

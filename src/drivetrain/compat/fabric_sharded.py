@@ -1,6 +1,6 @@
 """Lightning's ``fabric.strategies`` for sharded models: FSDP and model parallelism, with Fabric's signatures.
 
-Both use torch's FSDP2 here; see docs/fsdp.md and docs/model_parallel.md.
+Both use torch's FSDP2; see docs/fsdp.md and docs/model_parallel.md.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ON_ONE_MACHINE = {"HYBRID_SHARD": "FULL_SHARD", "_HYBRID_SHARD_ZERO2": "SHARD_G
 
 
 class _ShardedStates(States):
-    """Loads optimizer states for a strategy of this file: each rank loads its own shards."""
+    """Loads the shards of this rank from optimizer states, for the strategies of this file."""
 
     loads_optimizers = True
     _strategy: _Sharded
@@ -49,9 +49,7 @@ class _ShardedStates(States):
         self._strategy.load_optimizer_states([optimizer], [self._numbered(optimizer, state)], {})
 
     def _numbered(self, optimizer: Optimizer, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the state with the parameters' numbers in place of their names, because Lightning's files contain
-        names.
-        """
+        """Replace the parameters' names, which Lightning's files contain, by their numbers in the optimizer."""
         if not any(isinstance(each, str) for group in state["param_groups"] for each in group["params"]):
             return state
         own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
@@ -62,7 +60,7 @@ class _ShardedStates(States):
 class _Sharded(Strategy):
     """Base class of both strategies.
 
-    Only shards of a module are moved to a device, and checkpoints can contain shards.
+    It never moves a complete module to a device, only this rank's shards.
     """
 
     states = _ShardedStates
@@ -98,24 +96,22 @@ class _Sharded(Strategy):
         """
 
     def module_init_context(self, empty_init: bool | None = None) -> AbstractContextManager[Any]:
-        """Context in which new layers are created in the precision's dtype; with ``empty_init``, the layers have no
-        memory yet.
+        """Context in which to create layers in the precision's dtype; with ``empty_init``, on the device "meta".
 
-        For layers without memory, ``setup_module`` allocates only the shards, and calls the layers'
-        ``reset_parameters``.
+        For a layer on "meta", ``setup_module`` allocates this rank's shards and calls ``reset_parameters``.
         """
         on_meta = torch.device("meta") if empty_init else None
         return entered(on_meta, self.precision_plugin.module_init_context(), self.module_sharded_context())
 
     module_sharded_context: Any = calls("model_sharded_context")
-    """Context in which layers can be sharded at their creation; ``setup_module`` shards the other layers."""
+    """Context in which a strategy may shard each layer when it is created. ``setup_module`` shards the rest."""
     get_module_state_dict: Any = calls("module_state")
-    """``get_module_state_dict(module)``: return the state of ``module`` for a checkpoint: shards, or on rank 0
-    complete tensors. Every rank must call this method.
+    """``get_module_state_dict(module)``: return the state of ``module`` for a checkpoint. It contains shards, or (only
+    on rank 0) complete tensors. Every rank must call this method.
     """
 
     def load_module_state_dict(self, module: nn.Module, state_dict: Mapping[str, Any], strict: bool = True) -> None:
-        """Load complete tensors, or a folder with shards, into the shards of ``module``."""
+        """Load this rank's shards of ``module`` from complete tensors or from shards."""
         self.load_module_state(module, state_dict, strict)
 
 
@@ -158,7 +154,7 @@ class FabricFSDPStrategy(  # type: ignore[misc]  # Fabric's signatures, on purpo
             self, accelerator, parallel_devices, cluster_environment, None, precision, process_group_backend, timeout,
             cpu_offload, mixed_precision, auto_wrap_policy, activation_checkpointing, activation_checkpointing_policy,
             sharding_strategy, state_dict_type, device_mesh,
-            gradient_exchange="window",  # no_backward_sync in the user's loop decides when to communicate
+            gradient_exchange="window",  # the program's no_backward_sync decides when gradients are exchanged
             **others,
         )  # fmt: skip
         self.mixed_precision = mixed_precision
@@ -176,9 +172,7 @@ class FabricFSDPStrategy(  # type: ignore[misc]  # Fabric's signatures, on purpo
             self.options = replace(self.options, sharding=on_one)  # one machine needs no hybrid sharding
 
     def module_sharded_context(self) -> AbstractContextManager[Any]:
-        """Context in which torch's ``wrap(layer)`` marks ``layer``. The strategy gathers each marked layer
-        separately.
-        """
+        """Context in which to call torch's ``wrap(layer)``. FSDP later gathers this layer's parameters separately."""
         if self._wraps_layers:  # torch's context cannot be entered twice
             return nullcontext()
         return entered(temporarily(vars(self), _wraps_layers=True), fsdp_wrap.enable_wrap(wrapper_cls=self._wrap))
@@ -204,13 +198,13 @@ class FabricFSDPStrategy(  # type: ignore[misc]  # Fabric's signatures, on purpo
 
     @property
     def _fsdp_kwargs(self) -> dict[str, Any]:
-        """The arguments that Lightning would pass to torch's FSDP1; programs read this attribute."""
+        """The arguments that Lightning would pass to torch's FSDP1, for programs that read this attribute."""
         policy = {} if (given := self.options.auto_wrap_policy) is None else {"auto_wrap_policy": given}
         return {"use_orig_params": True, **policy}
 
     @property
     def cpu_offload(self) -> Any:
-        """torch's ``CPUOffload`` object, which tells whether shards are kept in host memory."""
+        """A ``torch.distributed.fsdp.CPUOffload`` that tells whether shards are kept in host memory."""
         return fsdp.CPUOffload(offload_params=self.options.offloads)
 
     @property
@@ -229,8 +223,8 @@ class FabricModelParallelStrategy(  # type: ignore[misc]  # as above
     """Lets a user's function split and shard the model; see :class:`drivetrain.strategies.ModelParallelStrategy`.
 
     Args:
-        parallelize_fn: called with the module and the device mesh; returns the module to train. The strategy shards the
-            parameters that are still complete, over the dimension "data_parallel" of the mesh.
+        parallelize_fn: called with the module and the device mesh; returns the module to train. Parameters that this
+            function does not shard are sharded over the dimension "data_parallel" of the mesh.
         data_parallel_size, tensor_parallel_size, save_distributed_checkpoint, process_group_backend, timeout: as for
             drivetrain's ModelParallelStrategy.
     """
@@ -248,13 +242,13 @@ class FabricModelParallelStrategy(  # type: ignore[misc]  # as above
     ) -> None:
         plain.ModelParallelStrategy.__init__(
             self, data_parallel_size, tensor_parallel_size, save_distributed_checkpoint, process_group_backend, timeout,
-            gradient_exchange="window",  # no_backward_sync in the user's loop decides when to communicate
+            gradient_exchange="window",  # the program's no_backward_sync decides when gradients are exchanged
         )  # fmt: skip
         self._parallelize_fn = parallelize_fn
 
     def setup_module(self, module: nn.Module) -> nn.Module:  # type: ignore[override]
-        """Copy rank 0's weights to every rank, call ``parallelize_fn``, and shard the parameters that are still
-        complete.
+        """Copy rank 0's weights to every rank. Call ``parallelize_fn``, and shard the parameters that it has not
+        sharded.
 
         Raises:
             TypeError: ``parallelize_fn`` does not return a module.

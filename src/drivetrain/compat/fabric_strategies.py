@@ -1,9 +1,9 @@
-"""Lightning's ``fabric.strategies``: base classes for strategies written for Fabric.
+"""Lightning's ``fabric.strategies``: base classes for a program's own strategies.
 
-Fabric's strategies and the Trainer's have methods with the same names but different signatures. Examples in Fabric are
-``backward(tensor, module)`` and ``save_checkpoint(path, state)``. Each class here has Fabric's signatures, so that a
-user's subclass can override methods and call ``super()``. Each class here derives from the corresponding strategy of
-drivetrain, whose methods do the work. An Engine calls the methods through :class:`FabricVerbs`.
+In Lightning, a strategy for Fabric has other signatures than one for the Trainer, for example ``backward(tensor,
+module)`` and ``save_checkpoint(path, state)``. The classes here have Fabric's signatures, so a subclass can override
+their methods and call ``super()``. Each class inherits from a strategy of drivetrain, whose methods do the work. An
+Engine calls the methods through :class:`FabricVerbs`.
 """
 
 from __future__ import annotations
@@ -36,23 +36,22 @@ from drivetrain.strategies.placement import place
 from drivetrain.strategies.replicas import Replicas
 
 Target: TypeAlias = nn.Module | Optimizer | MutableMapping[str, Any] | None
-"""The objects that receive the states in a checkpoint: a module, an optimizer, or several objects by name; ``None``:
-nothing.
+"""The objects into which a checkpoint is loaded: a module, an optimizer, or several objects by name. ``None``: no
+object.
 """
 
 REFUSED = refused("Fabric's strategies")
-"""Members of Fabric's strategies whose override is an error, and what to write instead."""
+"""For each member of Fabric's strategies that must not be overridden, what to write instead."""
 
 MEMBERS = names("may be overridden")["Fabric's strategies"]
-"""Members that a strategy for Fabric can override; drivetrain calls or reads each override."""
+"""Members that a strategy for Fabric can override."""
 
 _OF_RANKS = ("accelerator", "parallel_devices", "cluster_environment", "checkpoint_io", "precision")
 
 
 def constructor(of: Any, *names: str) -> Any:
-    """Return a constructor that takes Fabric's arguments in Fabric's order, and calls the constructor of drivetrain's
-    class ``of``. The class ``of`` provides the defaults; Fabric's argument ``precision`` becomes the argument
-    ``precision_plugin`` of ``of``.
+    """Return an ``__init__`` with the arguments ``names`` that calls ``of.__init__``. The defaults are those of ``of``.
+    The argument ``precision`` is passed as ``precision_plugin``.
     """
     parameters = dict(inspect.signature(of.__init__).parameters)
     parameters["precision"] = parameters["precision_plugin"].replace(name="precision")
@@ -71,15 +70,15 @@ def constructor(of: Any, *names: str) -> Any:
 
 
 class FabricVerbs(Verbs):
-    """Calls a strategy written for Fabric, with Fabric's signatures, when an Engine needs the strategy."""
+    """Lets an Engine call a strategy that has Fabric's signatures."""
 
     strategy: Strategy
     takes_prepared = True
 
     @staticmethod
     def check(cls: type) -> None:
-        """Raise a ConfigurationError if a user's class defines a member that drivetrain would never call, or call
-        wrongly.
+        """Raise a ConfigurationError if a user's class defines a method that drivetrain would never call, or call with
+        other arguments.
         """
         own = overridden_members(cls)
         Members("strategy", REFUSED).check(cls)
@@ -94,7 +93,7 @@ class FabricVerbs(Verbs):
 
     @staticmethod
     def refuse_trainer(cls: type) -> NoReturn:
-        """Raise the error for a Trainer that got a strategy written for Fabric."""
+        """Raise the error for ``Trainer(strategy=...)`` with a strategy for Fabric."""
         base = next(owner.__name__ for owner in cls.__mro__ if _is_ours(owner)).removeprefix("Fabric")
         raise ConfigurationError(
             f"Trainer got the strategy {cls.__name__}, a class of lightning.fabric.strategies, whose methods are "
@@ -118,7 +117,7 @@ class FabricVerbs(Verbs):
         if move_to_device:
             strategy.module_to_device(converted)
         follow(optimizers, before, module)
-        # With ``_converted``, the base class's setup_module() does not convert the module again.
+        # ``_converted`` tells setup_module() not to convert the module to the precision's dtype again.
         with temporarily(vars(strategy), lightning_module=converted, _converted=converted):
             if optimizers:
                 given = () if scheduler is None else (scheduler,)
@@ -151,7 +150,8 @@ class FabricVerbs(Verbs):
         self.strategy.module_to_device(obj)
         return obj
 
-    # Each context of contextmanager() can also decorate a function, which an override's context may not support.
+    # These methods use contextmanager(), so that their results can also decorate a function. The context of a user's
+    # strategy may not support that.
 
     @contextmanager
     def no_backward_sync(self, model: nn.Module, enabled: bool) -> Iterator[None]:
@@ -180,11 +180,12 @@ class FabricVerbs(Verbs):
 
     def load(self, path: str | Path, state: Any, strict: bool, weights_only: bool | None) -> dict[str, Any]:
         if not isinstance(state, MutableMapping):
-            return super().load(path, state, strict, weights_only)  # None reads all entries; other types raise an error
+            # None reads all entries; a module or another object raises an error.
+            return super().load(path, state, strict, weights_only)
         given = {name: _bare(value) for name, value in state.items()}
         rest = self.strategy.load_checkpoint(path=path, state=given, strict=strict, **reading(weights_only))
         for name in given:
-            if _bare(state[name]) is state[name]:  # an object in an Engine's wrapper stays in the wrapper
+            if _bare(state[name]) is state[name]:  # if the program passed the Engine's wrapper, keep the wrapper
                 state[name] = given[name]
         return rest
 
@@ -193,7 +194,7 @@ class FabricVerbs(Verbs):
 
 
 class States:
-    """Reads and loads the states of modules and optimizers for a strategy for Fabric."""
+    """Reads and loads the states of modules and optimizers by the methods of a strategy for Fabric."""
 
     loads_optimizers = False
 
@@ -212,11 +213,11 @@ class States:
 
 
 class _BackwardSyncControl(ABC):
-    """The type of a strategy's attribute ``_backward_sync_control``, which defers the exchange of gradients."""
+    """Base class of the objects in a strategy's attribute ``_backward_sync_control``."""
 
     @abstractmethod
     def no_backward_sync(self, module: nn.Module, enabled: bool) -> AbstractContextManager[None]:
-        """Context in which, if ``enabled``, backward passes through ``module`` exchange no gradients."""
+        """Context in which backward passes through ``module`` exchange no gradients, if ``enabled``."""
 
 
 class _HeldBackByDDP(_BackwardSyncControl):
@@ -228,7 +229,7 @@ class _HeldBackByDDP(_BackwardSyncControl):
 
 @contextmanager
 def entered(*contexts: AbstractContextManager[Any] | None) -> Iterator[None]:
-    """Context that enters ``contexts`` in order; ``None`` entries are skipped."""
+    """Enter all ``contexts`` in order, except ``None``."""
     with ExitStack() as stack:
         for context in filter(None, contexts):
             stack.enter_context(context)
@@ -236,18 +237,18 @@ def entered(*contexts: AbstractContextManager[Any] | None) -> Iterator[None]:
 
 
 def not_drawn(empty_init: bool | None) -> AbstractContextManager[Any] | None:
-    """Return a context in which parameters of new layers are not initialised; ``None`` without ``empty_init``."""
+    """With ``empty_init``, return a context in which new layers do not initialise their parameters."""
     return NoInit() if empty_init else None
 
 
 class _Served(ABCMeta):
-    """Makes ``isinstance(strategy, Strategy)`` True for drivetrain's own strategies, the Engine's default."""
+    """Makes ``isinstance(engine.strategy, Strategy)`` True also for drivetrain's own strategies."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return cls.__subclasscheck__(instance.__class__)
 
     def __subclasscheck__(cls, subclass: type) -> bool:
-        # issubclass() would call this method again, because an abstract class asks all its subclasses.
+        # Without issubclass(), which would ask all subclasses of ``cls``, and so call this method again.
         return cls.__dict__.get("_plain", cls) in subclass.__mro__
 
 
@@ -269,7 +270,7 @@ class Strategy(plain.Strategy, metaclass=_Served):
     __init__: Any = constructor(plain.Strategy, "accelerator", "checkpoint_io", "precision")
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        if "_plain" in vars(cls):  # classes of this file copy the facts of drivetrain's class
+        if "_plain" in vars(cls):  # not a user's subclass: copy the facts of `_plain`
             cls.facts = cls._plain.facts.but(engine_verbs=FabricVerbs, engine_class=None)  # type: ignore[attr-defined]
         super().__init_subclass__(**kwargs)
 
@@ -277,7 +278,7 @@ class Strategy(plain.Strategy, metaclass=_Served):
 
     @property
     def precision_plugin(self) -> Precision:
-        """drivetrain's name for ``precision``."""
+        """The precision, under the name that drivetrain's strategies use."""
         return self.precision
 
     @precision_plugin.setter
@@ -291,7 +292,9 @@ class Strategy(plain.Strategy, metaclass=_Served):
         place(module, self.root_device)
 
     def setup_module(self, module: nn.Module) -> nn.Module:  # type: ignore[override]
-        """Return ``module``; with several processes, inside a wrapper. ``module`` is already on the device."""
+        """Return ``module``, or with several processes a wrapper such as ``DistributedDataParallel``. ``module`` is
+        already on the device.
+        """
         return super().setup_module(module, move_to_device=False)
 
     def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
@@ -301,13 +304,13 @@ class Strategy(plain.Strategy, metaclass=_Served):
     def setup_module_and_optimizers(
         self, module: nn.Module, optimizers: list[Optimizer], scheduler: Any = None
     ) -> tuple[nn.Module, list[Optimizer], Any]:
-        """Set up a module together with its optimizers and a scheduler."""
+        """Set up a module, its optimizers and a scheduler."""
         module = self.setup_module(module)
         return module, [self.setup_optimizer(optimizer) for optimizer in optimizers], scheduler
 
     def module_init_context(self, empty_init: bool | None = None) -> AbstractContextManager[Any]:
-        """Context in which new layers are created on the device, in the precision's dtype; with ``empty_init``,
-        parameters are not initialised.
+        """Context in which to create layers on the device, in the precision's dtype. With ``empty_init``, layers do not
+        initialise their parameters.
         """
         of_tensors, of_layers = super().tensor_init_context(), self.precision_plugin.module_init_context()
         return entered(of_tensors, of_layers, not_drawn(empty_init))
@@ -319,11 +322,11 @@ class Strategy(plain.Strategy, metaclass=_Served):
         return super().batch_to_device(batch, device)
 
     def backward(self, tensor: Tensor, module: nn.Module | None, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
-        """Compute the gradients of ``tensor``. Gradients are scaled if the precision scales the loss."""
+        """Compute the gradients of ``tensor``. With "16-mixed", first scale ``tensor``."""
         super().backward(tensor, None, *args, **kwargs)
 
     def optimizer_step(self, optimizer: Optimizer, **kwargs: Any) -> Any:  # type: ignore[override]
-        """Let the precision step ``optimizer``; a closure must be passed as ``closure=``."""
+        """Step ``optimizer``. A closure must be passed as ``closure=``."""
         return super().optimizer_step(optimizer, kwargs.pop("closure", None), **kwargs)
 
     def clip_gradients_norm(
@@ -340,7 +343,7 @@ class Strategy(plain.Strategy, metaclass=_Served):
     # ---- collectives ---------------------------------------------------------------------------------------------
 
     def all_reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """Return the reduction of ``tensor`` over the ranks."""
+        """Return ``tensor`` reduced over the ranks, for example the mean."""
         return super().reduce(tensor, group, reduce_op)
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
@@ -364,7 +367,7 @@ class Strategy(plain.Strategy, metaclass=_Served):
     def load_checkpoint(  # type: ignore[override]
         self, path: str | Path, state: Target = None, strict: bool = True, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Read a file into the objects of ``state``, or into one module or optimizer; return the file's other
+        """Load the file into the objects of ``state``, or into one module or optimizer. Return the file's other
         entries.
         """
         held, states = super().load_checkpoint(path, weights_only), self.states(self)
@@ -379,13 +382,11 @@ class Strategy(plain.Strategy, metaclass=_Served):
         return rest
 
     def _loaded(self, value: Any) -> Any:
-        """Return the object that receives the state of ``value``: the module without its wrapper, or the wrapper if a
-        subclass overrides the loading.
-        """
+        """Return ``value`` without its wrapper. Keep the wrapper if a subclass overrides ``load_module_state_dict``."""
         return value if overrides(self, "load_module_state_dict", Strategy) else _inside(value)
 
     def get_module_state_dict(self, module: nn.Module) -> dict[str, Any]:
-        """Return the state of ``module`` for a checkpoint, under the module's own names."""
+        """Return the state of ``module``, without the prefixes that a wrapper adds to names."""
         state: dict[str, Any] = _inside(module).state_dict()
         self._refuse_dtensors(state, "get_module_state_dict", module)
         return state
@@ -417,7 +418,7 @@ class FabricParallelStrategy(Strategy, plain.ParallelStrategy):
     Args:
         accelerator, checkpoint_io, precision: as for :class:`Strategy`.
         parallel_devices: this machine's devices in rank order; ``None``: as the Engine decides.
-        cluster_environment: provides the ranks of this process; ``None``: the environment that the Engine detects.
+        cluster_environment: tells this process its ranks; ``None``: the environment that the Engine detects.
     """
 
     _plain: type = plain.ParallelStrategy

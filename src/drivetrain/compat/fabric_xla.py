@@ -25,7 +25,7 @@ from drivetrain.errors import CheckpointError, ConfigurationError, unknown_value
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies._xla import run_recorded
 
-_METADATA = "shard_metadata"  # the key that torch_xla reads when it consolidates checkpoints
+_METADATA = "shard_metadata"  # torch_xla reads this entry when it merges the files of the ranks
 
 
 class FabricSingleDeviceXLAStrategy(fabric.FabricSingleDeviceStrategy, plain.SingleDeviceXLAStrategy):
@@ -40,7 +40,7 @@ class FabricSingleDeviceXLAStrategy(fabric.FabricSingleDeviceStrategy, plain.Sin
     __init__ = fabric.constructor(plain.SingleDeviceXLAStrategy, "device", "accelerator", "checkpoint_io", "precision")
 
     def optimizer_step(self, optimizer: Optimizer, **kwargs: Any) -> Any:  # type: ignore[override]
-        """Step ``optimizer``, and let the device execute the recorded operations."""
+        """Step ``optimizer``. The XLA device now executes the operations that it has recorded."""
         return super().optimizer_step(optimizer, **kwargs)
 
 
@@ -50,11 +50,11 @@ class _Replicas(fabric.Strategy):
     facts = plain.XLAStrategy.facts.but(engine_verbs=fabric.FabricVerbs)
 
     def optimizer_step(self, optimizer: Optimizer, **kwargs: Any) -> Any:  # type: ignore[override]
-        """Step ``optimizer``, and let the device execute the recorded operations."""
+        """Step ``optimizer``. The XLA device now executes the operations that it has recorded."""
         return super().optimizer_step(optimizer, **kwargs)
 
     def all_reduce(self, output: Any, group: Any = None, reduce_op: Any = None) -> Any:
-        """Return the reduction of ``output``, a tensor or a number, over the ranks; ``reduce_op=None``: the sum."""
+        """Return ``output``, a tensor or a number, reduced over the ranks, by default the sum."""
         if not isinstance(output, Tensor):
             output = torch.tensor(output, device=self.root_device)
         return super().all_reduce(output, group, "sum" if reduce_op is None else reduce_op)
@@ -83,13 +83,14 @@ class FabricXLAFSDPStrategy(_Replicas, fabric.FabricParallelStrategy, plain.XLAS
     folder with a file for each rank, or one file with all weights.
 
     Args:
-        accelerator, parallel_devices, checkpoint_io, precision: as for every strategy. torch_xla shards parameters in
-            32 bits; with a precision of 16 bits, ranks gather parameters and compute in 16 bits.
-        auto_wrap_policy: the layers to gather one at a time, as a set of classes or one of torch_xla's policies.
+        accelerator, parallel_devices, checkpoint_io, precision: as for every strategy. torch_xla keeps shards in 32
+            bits. With a precision of 16 bits, it gathers parameters and computes in 16 bits.
+        auto_wrap_policy: which layers gather their parameters separately: a set of classes, or one of torch_xla's
+            policies.
         activation_checkpointing_policy: classes of layers that recompute their activations in the backward pass.
-        state_dict_type: "sharded": a checkpoint is a folder. "full": a checkpoint is a file with only the weights,
-            which a module can load before it is set up.
-        sequential_save: the ranks of a machine write their files one after another, to use less memory.
+        state_dict_type: "sharded": a checkpoint is a folder. "full": a checkpoint is a file with only the weights. Load
+            it before the module is set up.
+        sequential_save: whether the ranks of a machine write their files one after another, which needs less memory.
         fsdp_arguments: further arguments of ``XlaFullyShardedDataParallel``.
 
     Raises:
@@ -131,8 +132,8 @@ class FabricXLAFSDPStrategy(_Replicas, fabric.FabricParallelStrategy, plain.XLAS
         """
 
     def module_init_context(self, empty_init: bool | None = None) -> AbstractContextManager[Any]:
-        """Context in which new layers are created on the host in the precision's dtype; with ``empty_init``, parameters
-        are not initialised.
+        """Context in which to create layers on the host, in the precision's dtype. With ``empty_init``, layers do not
+        initialise their parameters.
         """
         return fabric.entered(fabric.not_drawn(empty_init), self.precision_plugin.module_init_context())
 
@@ -193,7 +194,7 @@ class FabricXLAFSDPStrategy(_Replicas, fabric.FabricParallelStrategy, plain.XLAS
         norm_type: float = 2.0,
         error_if_nonfinite: bool = True,
     ) -> Tensor | None:
-        """Clip the gradients by the total norm over all shards, and return the norm; ``error_if_nonfinite`` is
+        """Clip the gradients by their total norm over all ranks, and return the norm. ``error_if_nonfinite`` is
         ignored.
         """
         self.precision_plugin.unscale_gradients(optimizer)
@@ -248,7 +249,7 @@ class FabricXLAFSDPStrategy(_Replicas, fabric.FabricParallelStrategy, plain.XLAS
         return folder / f"checkpoint_rank-{self.global_rank:08d}-of-{self.world_size:08d}.pth"
 
     def _put_together(self, folder: Path) -> None:
-        """Replace the folder with shards by one file with all weights."""
+        """Replace the folder, in which each rank has written a file, by one file with all weights."""
         if self.num_processes != self.world_size:
             raise CheckpointError(
                 'XLAFSDPStrategy(state_dict_type="full"): the shards are on several machines, and one of them cannot '
@@ -266,7 +267,9 @@ class FabricXLAFSDPStrategy(_Replicas, fabric.FabricParallelStrategy, plain.XLAS
     def load_checkpoint(  # type: ignore[override]
         self, path: str | Path, state: fabric.Target = None, strict: bool = True, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Read this rank's file in a folder. For a file with all weights, the module must not be set up yet."""
+        """Load this rank's file from a folder. If ``path`` is a file with all weights, the module must not be set up
+        yet.
+        """
         place = Path(self.broadcast(path))
         if place.is_dir():
             place = self._file_in(place)

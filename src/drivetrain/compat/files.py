@@ -44,12 +44,12 @@ def get_filesystem(path: str | Path, **kwargs: Any) -> Any:
 def is_shared_filesystem(strategy: Any, path: str | Path | None = None, timeout: float = 3) -> bool:
     """Return whether all ranks see the same files at ``path``; every rank must call this function.
 
-    Rank 0 writes a file into the folder, and the other ranks look for this file.
+    To find out, rank 0 creates a file in the folder, and every rank looks for this file.
 
     Args:
         strategy: the strategy of a Trainer or of Fabric.
         path: a folder to which all ranks can write, or a file in such a folder; ``None``: the working folder.
-        timeout: the number of seconds for which a rank looks for the file, before the rank returns False.
+        timeout: the number of seconds after which a rank stops looking.
 
     Raises:
         NoPathError: ``path`` is missing on some rank.
@@ -71,7 +71,7 @@ def is_shared_filesystem(strategy: Any, path: str | Path | None = None, timeout:
     name = strategy.broadcast(mark)  # the file exists before the other ranks get its name
     found, deadline = os.path.exists(name), time.monotonic() + timeout
     while not found and time.monotonic() < deadline:
-        time.sleep(0.05)  # a network file system can show files of another machine with a delay
+        time.sleep(0.05)  # network file systems show another machine's new file late
         found = os.path.exists(name)
     everywhere: bool = strategy.reduce_boolean_decision(found)
     if mark is not None:
@@ -85,8 +85,8 @@ def _load(path_or_url: IO[bytes] | str | Path, map_location: Any = None, weights
     Args:
         path_or_url: the path, the open file, or the address.
         map_location: as in ``torch.load``.
-        weights_only: read only plain data; ``None``: True unless the process allows pickled objects
-            (:mod:`drivetrain.parity`).
+        weights_only: read only tensors and plain data. ``None``: True, unless :func:`drivetrain.compat.install` was
+            called, which allows pickled objects.
     """
     restricted = not parity.current().pickle if weights_only is None else weights_only
     if not isinstance(path_or_url, (str, Path)):
@@ -110,7 +110,7 @@ def _load_state(cls: Any, checkpoint: dict[str, Any], strict: bool | None = None
 def save_hparams_to_yaml(
     config_yaml: str | Path, hparams: dict[str, Any] | Namespace, use_omegaconf: bool = True
 ) -> None:
-    """Write hyperparameters as YAML; warn about each value that YAML cannot represent, and leave the value out.
+    """Write hyperparameters as YAML. Leave out each value that YAML cannot represent, with a warning.
 
     Raises:
         NoFolderError: the folder does not exist.
@@ -170,7 +170,7 @@ def load_hparams_from_tags_csv(tags_csv: str | Path) -> dict[str, Any]:
 
 
 def update_hparams(hparams: MutableMapping[str, Any], updates: Mapping[str, Any]) -> None:
-    """Update ``hparams`` in place; mappings inside ``hparams`` are updated in place too."""
+    """Update ``hparams`` in place, including the mappings inside."""
     for name, value in updates.items():
         if isinstance(value, Mapping) and isinstance(hparams.get(name), MutableMapping):
             update_hparams(hparams[name], value)

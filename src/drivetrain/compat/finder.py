@@ -1,8 +1,8 @@
-"""The import hook: provides replacements for Lightning's modules, which contain drivetrain's objects under Lightning's
-names.
+"""The import hook. For ``import lightning.pytorch``, it creates a module that has drivetrain's objects under
+Lightning's names.
 
-A replaced module is a :class:`ServedModule`, which looks names up in drivetrain's table at their first use. The import
-of any other submodule of Lightning raises an error; an installed Lightning is never used.
+This module is a :class:`ServedModule`, which finds a name in a table when the name is first used. Modules that are not
+in the table cannot be imported. An installed Lightning is never used.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ _VERSIONED = ("", "pytorch", "fabric")
 
 
 class ServedModule(ModuleType):
-    """One of Lightning's modules; ``__all__`` lists the names in the module."""
+    """drivetrain's replacement for one of Lightning's modules."""
 
     def __init__(self, name: str, path: str) -> None:
         super().__init__(name, f"{name}, served by drivetrain.compat: see drivetrain/compat/served.txt.")
         self.__file__ = table.__file__
-        # Because of the empty path, Python asks the finder for a missing name. The finder's error has a better message.
+        # Because this path exists and is empty, Python asks the finder for a missing submodule. The finder's error
+        # message names a cure.
         self.__path__: list[str] = []
         self._compat_path = path
         if path in _VERSIONED:
@@ -51,7 +52,7 @@ class ServedModule(ModuleType):
         raise AttributeError(_refusal(self.__name__, self._compat_path, name))
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute. As in Lightning, a submodule never replaces a function with the submodule's name."""
+        """Set an attribute. If a submodule and a function have one name, keep the function, as Lightning does."""
         if not (isinstance(value, ServedModule) and find(self._compat_path, name)):
             super().__setattr__(name, value)
 
@@ -60,16 +61,15 @@ class ServedModule(ModuleType):
 
 
 class CompatFinder:
-    """The first entry in ``sys.meta_path``, which also loads replaced modules.
+    """The entry in ``sys.meta_path`` that finds and loads the replacements of Lightning's modules.
 
-    The class implements the protocols of ``importlib.abc`` without importing ``importlib.abc``. The import would double
-    the time that each child process needs to install drivetrain.compat.
+    It does not inherit from the classes of ``importlib.abc``, because this import would slow down each child process.
     """
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of a replaced module; ``None`` for modules that do not belong to Lightning.
+        """Return the spec of the replacement; ``None`` for a module that is not Lightning's.
 
         Raises:
             ModuleNotFoundError: drivetrain has no replacement for this module of Lightning.
@@ -87,17 +87,17 @@ class CompatFinder:
         if name == "__main__" and (program := program_of(inner.rpartition(".")[0])) is not None:
             loader = _ProgramLoader(*program)
             return ModuleSpec(fullname, loader, origin=table.__file__)
-        # The error's ``name`` must not be the full name: importlib would take the error as "no such submodule", and
-        # raise an error without the explanation.
+        # The error's ``name`` must not be the full name. Otherwise importlib would drop this error, and raise one
+        # without the explanation.
         raise ModuleNotFoundError(_refusal(parent, inner.rpartition(".")[0], name), name=f"{parent}:{name}")
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Return the module that replaces Lightning's module in ``spec``."""
+        """Return the replacement of the module that ``spec`` names."""
         return ServedModule(spec.name, spec.loader_state)
 
     def exec_module(self, module: ModuleType) -> None:
-        """For a top-level package, let Python show Lightning's deprecation warnings from all modules. For any other
-        module, do nothing: :meth:`create_module` has returned a complete module.
+        """For a top-level package such as ``lightning``, let Python show deprecation warnings from all modules.
+        Otherwise do nothing, because :meth:`create_module` has returned a complete module.
         """
         if module.__name__ in table.in_use().roots:
             from drivetrain.base.rank_zero import LightningDeprecationWarning
@@ -105,15 +105,15 @@ class CompatFinder:
             warnings.simplefilter("default", category=LightningDeprecationWarning)
 
     def find_distributions(self, context: DistributionFinder.Context | None = None) -> Iterator[Distribution]:
-        """Return drivetrain's substitutes for Lightning's distributions, for ``importlib.metadata``."""
+        """Return the distributions that ``importlib.metadata`` will report for Lightning."""
         from drivetrain.compat.distribution import distributions
 
         return distributions(None if context is None else context.name)
 
 
 def _telling_rank(fullname: str, path: Sequence[str] | None) -> ModuleSpec | None:
-    """Return the spec of the module ``lightning_utilities.core.rank_zero``. When Python loads the module, the finder
-    also sets the module's rank, as Lightning does.
+    """Return the spec of the module ``lightning_utilities.core.rank_zero``. After Python has loaded this module, set
+    its variable for the rank, as Lightning does.
     """
     spec = PathFinder.find_spec(fullname, path)
     if spec is not None and spec.loader is not None:
@@ -131,15 +131,13 @@ def _telling_rank(fullname: str, path: Sequence[str] | None) -> ModuleSpec | Non
 
 
 class _ProgramLoader:
-    """Loads a module of Lightning for ``python -m``, with code that calls a function of drivetrain."""
+    """Loads a module of Lightning for ``python -m``. Its code calls drivetrain's replacement of the program."""
 
     def __init__(self, home: str, name: str) -> None:
         self.home, self.name = home, name
 
     def get_code(self, fullname: str) -> CodeType:
-        """Return code that calls :meth:`run`. Python executes this code as ``__main__``, and the spec of ``__main__``
-        has this loader.
-        """
+        """Return code that calls :meth:`run`, for Python to execute as ``__main__``."""
         return _run_program.__code__
 
     def run(self) -> None:
@@ -152,15 +150,15 @@ def _run_program() -> None:
 
 
 def program_of(path: str) -> tuple[str, str] | None:
-    """Return, for a replaced module that ``python -m`` can run, drivetrain's module and function; ``None``
-    otherwise.
+    """Return drivetrain's module and function for ``python -m`` with Lightning's module ``path``; ``None`` if there is
+    none.
     """
     return find(path, "main") if path in table.in_use().served else None
 
 
 def offers(path: str, of: table.Table | None = None) -> Iterator[tuple[str, str, str]]:
-    """Yield each name in Lightning's module ``path``, with the module and the name of the replacement in drivetrain;
-    ``of`` is the table of modules, by default the table in use.
+    """Yield the names in Lightning's module ``path``. For each name, also yield the replacement: drivetrain's module,
+    and the name in this module. ``of`` is the table of modules, by default the one that this process uses.
     """
     for source in (of or table.in_use()).served[path]:
         home, _, written = source.partition(":")
@@ -171,13 +169,15 @@ def offers(path: str, of: table.Table | None = None) -> Iterator[tuple[str, str,
 
 
 def names(path: str, of: table.Table | None = None) -> set[str]:
-    """Return the names in Lightning's module ``path``; ``of`` is the table, by default the table in use."""
+    """Return the names in Lightning's module ``path``; ``of`` is the table of modules, by default the one that this
+    process uses.
+    """
     return {offered for offered, _, _ in offers(path, of)}
 
 
 def find(path: str, name: str) -> tuple[str, str] | None:
-    """Return the replacement of ``name`` in Lightning's module ``path``: drivetrain's module, and the name in this
-    module; ``None`` if there is no replacement.
+    """Return the replacement of ``name`` in Lightning's module ``path``: drivetrain's module, and the name there.
+    Return ``None`` if there is no replacement.
     """
     return next(((home, ours) for offered, home, ours in offers(path) if offered == name), None)
 

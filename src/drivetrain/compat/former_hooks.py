@@ -1,4 +1,4 @@
-"""Hooks of earlier Lightning versions that are no longer called, and the replacement of each hook."""
+"""Hooks of earlier Lightning versions that are no longer called, and the hooks that replace them."""
 
 from __future__ import annotations
 
@@ -33,27 +33,25 @@ RENAMED = {
 """For each hook that is no longer called: the replacement, and the hook's number of arguments."""
 
 _STEP_END = ("training_step_end", "validation_step_end", "test_step_end")
-"""Hooks with one argument. Only strategies that split batches (``facts.earlier.step_ends``) call these hooks. For other
-strategies, the program must contain the code of these hooks at the end of the module's step.
+"""Hooks with one argument, which only strategies that split batches call, such as "dp" (``facts.earlier.step_ends``).
+With other strategies, their code belongs at the end of ``training_step`` and so on.
 """
 
 
 def former_hooks(of_callbacks: bool) -> dict[str, str]:
-    """Return the hooks that are no longer called, each with its replacement. A callback that defines such a hook causes
-    only a warning, because the callback can be written for several libraries.
-    """
+    """Return the hooks that are no longer called, and what to write instead."""
     if of_callbacks:
         return {name: instead for name, instead in missing.TODAY["hooks"].items() if name.startswith("on_")}
     return {name: instead for name, (instead, _) in RENAMED.items()}
 
 
 def check_not_defined(module: LightningModule, strategy: Strategy) -> None:
-    """Check that ``module`` defines no hook that is no longer called. A program for Lightning can define
+    """Check that ``module`` defines no hook that is no longer called. Only a program for Lightning may define
     ``configure_sharded_model``.
 
     Raises:
         HookError: the module defines a hook that is no longer called.
-        ConfigurationError: the module defines a hook that only strategies that split batches call.
+        ConfigurationError: the module defines a hook such as ``training_step_end``, which this strategy does not call.
     """
     name = type(module).__name__
     for removed, (instead, arguments) in RENAMED.items():
@@ -61,7 +59,7 @@ def check_not_defined(module: LightningModule, strategy: Strategy) -> None:
             continue
         if removed == "configure_sharded_model" and _serves(module):
             continue
-        # A method with other arguments is the user's own method, not this hook.
+        # A method with other arguments is the user's own, and not this hook.
         if takes(getattr(module, removed, None), arguments):
             raise HookError(
                 f"{name}.{removed} is never called: this hook no longer exists. Do its work in {instead}, and keep the "
@@ -76,8 +74,8 @@ def check_not_defined(module: LightningModule, strategy: Strategy) -> None:
 
 
 def _serves(module: Any) -> bool:
-    """In a program written for Lightning, make ``configure_sharded_model`` the module's ``configure_model``, and return
-    True; otherwise return False.
+    """In a program written for Lightning, use ``configure_sharded_model`` as the module's ``configure_model``, and
+    return True. In other programs, return False.
     """
     name = type(module).__name__
     served = lightning_deprecation(

@@ -17,14 +17,14 @@ _before: parity.Parity | None = None
 
 
 def install(numbers: str | Iterable[str] = (), generation: str = "") -> None:
-    """Replace Lightning's modules in this process, and in processes that this process starts.
+    """Make imports of Lightning import drivetrain's replacements, in this process and in its child processes.
 
-    A second call replaces the switches.
+    After a second call, only its own switches are set.
 
     Args:
-        numbers: names of switches of :mod:`drivetrain.parity`, such as "undersized_windows", as one string with commas
-            or as several strings. Each switch removes one intended difference between drivetrain's results and
-            Lightning's results. "original" sets all switches that apply to ``generation``.
+        numbers: switches of :mod:`drivetrain.parity`: a list, or one string with commas. Each switch, such as
+            "undersized_windows", removes one intended difference between the results of drivetrain and Lightning.
+            "original" means all switches of ``generation``.
         generation: the Lightning version whose names are provided: "1.1" or "1.3", from ``drivetrain.legacy``; "" for
             2.6.
 
@@ -56,7 +56,7 @@ def install(numbers: str | Iterable[str] = (), generation: str = "") -> None:
 
 
 def uninstall() -> None:
-    """Undo :func:`install`. Objects that the program has already imported continue to work."""
+    """Undo :func:`install`. Names that the program has already imported continue to work."""
     global _before
     if _before is None:
         return
@@ -70,7 +70,7 @@ def uninstall() -> None:
 
 
 _LATEST_ONLY = frozenset({"early_iterators"})
-"""Switches for the behavior of later Lightning versions; "original" does not set these switches for 1.1 and 1.3."""
+"""Switches that imitate later Lightning versions only. For 1.1 and 1.3, "original" does not include them."""
 
 
 def _switches(numbers: str | Iterable[str], generation: str) -> list[str]:

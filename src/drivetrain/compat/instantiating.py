@@ -13,15 +13,15 @@ ModuleType = TypeVar("ModuleType")
 
 
 def instantiate_module(class_type: type[ModuleType], config: Mapping[str, Any]) -> ModuleType:
-    """Return an object of ``class_type``, or of the subclass named in ``config``, with the arguments in ``config``.
+    """Return an object of ``class_type``, or of the subclass that ``config`` names. ``config`` has the arguments.
 
-    Pass only data that you trust, because this function imports and calls the classes named in ``config``.
+    Pass only data that you trust, because this function imports and calls every class that ``config`` names.
     ``load_from_checkpoint`` does not call this function.
 
     Args:
         class_type: the class.
-        config: arguments as on the command line; an object is described by ``class_path`` and ``init_args``; the
-            optional entry ``_class_path`` is the path of a subclass.
+        config: arguments by name. A dictionary with ``class_path`` and ``init_args`` describes an object. The optional
+            entry ``_class_path`` is the path of a subclass.
 
     Raises:
         ConfigurationError: ``_class_path`` does not name a subclass of ``class_type``.
@@ -35,7 +35,7 @@ def instantiate_module(class_type: type[ModuleType], config: Mapping[str, Any]) 
             "path of one, or leave it out."
         )
     parser = parser_of(cls)
-    options = options_below(parser, "module")  # other names are arguments for ``**kwargs``
+    options = options_below(parser, "module")  # entries with other names are passed as ``**kwargs``
     parsed = parser.parse_object({"module": {name: value for name, value in values.items() if name in options}})
     made = parser.instantiate(parsed).get("module")
     others = {name: value for name, value in values.items() if name not in options}

@@ -33,14 +33,14 @@ def rank_zero_experiment(fn: Callable[..., Any]) -> Callable[..., Any]:
 def _scan_checkpoints(
     checkpoint_callback: Any, logged_model_time: Mapping[str, float]
 ) -> list[tuple[float, str, Any, str]]:
-    """Return the files of a ModelCheckpoint that a logger must still upload; call this in ``after_save_checkpoint``.
+    """Return the checkpoints that a logger has not uploaded yet. Call this in ``after_save_checkpoint``.
 
     Args:
         checkpoint_callback: the callback.
-        logged_model_time: for each path already uploaded, the file's modification time.
+        logged_model_time: the modification times of the uploaded files, by path.
 
     Returns:
-        For each file, oldest first: modification time, path, score, and "latest", "best" or "best_k".
+        For each file its modification time, path, score, and "latest", "best" or "best_k". The oldest file is first.
     """
     found: dict[str, tuple[Any, str]] = {}
     for tag, path, score in (
@@ -60,13 +60,12 @@ def merge_dicts(
     agg_key_funcs: Mapping[str, Any] | None = None,
     default_func: Callable[[Sequence[float]], float] = statistics.fmean,
 ) -> dict[str, Any]:
-    """Merge dictionaries. For each key, a function combines the values; nested dictionaries are merged too.
+    """Merge dictionaries. A function combines the values of each key. Nested dictionaries are merged, too.
 
     Args:
         dicts: the dictionaries; their keys can differ.
-        agg_key_funcs: the function for each key. For a nested dictionary, a mapping of functions takes the function's
-            place.
-        default_func: the function for other keys.
+        agg_key_funcs: the function for each key. For a key with nested dictionaries, pass a dictionary of functions.
+        default_func: the function for keys that ``agg_key_funcs`` lacks.
     """
     functions = agg_key_funcs or {}
     merged: dict[str, Any] = {}
@@ -98,7 +97,7 @@ def _flatten_dict(params: Mapping[Any, Any], delimiter: str = "/", parent_key: s
 
 
 def _sanitize_callable_params(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace each function by the result of a call without arguments; if the call fails, by the function's name."""
+    """Call each function without arguments, and replace it by the result; if the call fails, by its name."""
     return {key: _called(value) for key, value in params.items()}
 
 

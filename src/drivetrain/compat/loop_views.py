@@ -1,7 +1,8 @@
-"""``trainer.fit_loop`` and similar attributes: counters of a run under Lightning's names, for third-party callbacks.
+"""``trainer.fit_loop``, ``trainer.validate_loop`` and so on: counters of a run, for callbacks that read them in
+Lightning.
 
-drivetrain has no loop objects: the classes here read :class:`~drivetrain.loops.progress.Progress` and the Trainer's
-limits.
+These objects run no loops. They read :class:`~drivetrain.loops.progress.Progress` and the Trainer's arguments, such as
+``max_epochs``.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ _LOOP_METHODS = (
 
 
 class Counts(NamedTuple):
-    """The numbers of items, such as batches, that have begun and that are finished.
+    """How many epochs, batches or steps have begun, and how many are finished.
 
     Attributes:
-        ready, started: the number of items that have begun. The two numbers are equal.
-        processed, completed: the number of items that are finished, including the hooks of the items.
+        ready, started: the number that have begun; always equal.
+        processed, completed: the number that are finished, including their hooks; always equal.
     """
 
     ready: int
@@ -40,12 +41,12 @@ class Counts(NamedTuple):
 
     @classmethod
     def of(cls, begun: int, done: int) -> Counts:
-        """Return the counts for ``begun`` and ``done`` items."""
+        """Return the counts after ``begun`` starts and ``done`` ends."""
         return cls(begun, begun, done, done)
 
 
 class ProgressView(NamedTuple):
-    """Counts of the run, counts of the current epoch or pass, and whether the last batch has begun."""
+    """Counts of the complete run, counts of the current epoch or loader, and whether the last batch has begun."""
 
     total: Counts
     current: Counts
@@ -60,7 +61,7 @@ class _LoopView:
         self._progress = trainer.progress
 
     @property
-    def _data_source(self) -> Any:  # whether the fit validates; the library GluonTS reads this attribute
+    def _data_source(self) -> Any:  # the library GluonTS reads it to learn whether a fit validates
         return connector_views.LoaderSource(self._trainer, self._stage)
 
     restarting: bool = reads(
@@ -68,7 +69,7 @@ class _LoopView:
     )
 
 
-def _limit(name: str) -> Any:  # returns a property; the classes below declare the type
+def _limit(name: str) -> Any:  # returns a property
     return reads(f"_trainer.{name}", "The Trainer's limit; it can be set.", writable=True)
 
 
@@ -100,12 +101,12 @@ class TrainingEpochView(_LoopView):
 
     @property
     def automatic_optimization(self) -> OptimizationView:
-        """The optimizer steps with automatic optimization."""
+        """Counts of optimizer steps with automatic optimization."""
         return OptimizationView(self._trainer, by_hand=False)
 
     @property
     def manual_optimization(self) -> OptimizationView:
-        """The optimizer steps with manual optimization."""
+        """Counts of optimizer steps with manual optimization."""
         return OptimizationView(self._trainer, by_hand=True)
 
     _batches_that_stepped: int = reads(
@@ -114,17 +115,16 @@ class TrainingEpochView(_LoopView):
 
     @property
     def val_loop(self) -> EvaluationView:
-        """Validation inside this fit."""
+        """The validation during the fit."""
         return EvaluationView(self._trainer, "validate")
 
 
 class OptimizationView:
     """``epoch_loop.automatic_optimization`` and ``epoch_loop.manual_optimization``: the optimizer steps of one mode.
 
-    Lightning's programs read the nested attribute ``optim_progress.optimizer.step.total.completed``. Here each
-    attribute before ``completed`` returns this object itself. A program that steps a torch optimizer directly can
-    assign the number of steps to ``completed``. The assignment changes ``trainer.global_step``, the sum over both
-    modes, by the same amount.
+    Programs for Lightning read ``optim_progress.optimizer.step.total.completed``. All attributes of this path before
+    ``completed`` return this object itself. A program that calls ``step`` of a torch optimizer itself can assign its
+    number of steps to ``completed``. This changes ``trainer.global_step`` by the difference.
     """
 
     def __init__(self, trainer: Trainer, by_hand: bool) -> None:
@@ -133,7 +133,7 @@ class OptimizationView:
 
     @property
     def completed(self) -> int:
-        """The number of finished steps; 0 if the module uses the other mode of optimization."""
+        """The number of finished steps. Of the two objects for automatic and manual optimization, one always has 0."""
         module = self._trainer.lightning_module
         by_hand = module is not None and not module.automatic_optimization
         return self._trainer.progress.global_step if by_hand is self._by_hand else 0
@@ -173,9 +173,7 @@ class FitView(_LoopView):
 
     @property
     def epoch_progress(self) -> ProgressView:
-        """The number of epochs that have begun, and the number of finished epochs. Epochs of resumed fits are
-        included.
-        """
+        """How many epochs have begun, and how many are finished, including the epochs before a resume."""
         p = self._progress
         begun = p.current_epoch + (p.loop_stage is not None and p.batch_idx >= 0)
         counts = Counts.of(begun, p.current_epoch)
@@ -201,13 +199,12 @@ class FitView(_LoopView):
 class EvaluationView(_LoopView):
     """``trainer.validate_loop`` and ``trainer.test_loop``: the current or last pass over the loaders.
 
-    To print results in another form, override ``_print_results`` in a subclass, and assign an object of the subclass to
-    one of these attributes.
+    To print results in another form, assign an object of a subclass that overrides ``_print_results``.
 
     Args:
         trainer: the Trainer.
         stage: "validate", "test" or "predict", or the TrainerFn.
-        options: further arguments of Lightning's class, which are ignored; the Trainer's arguments apply instead.
+        options: further arguments of Lightning's class, such as ``verbose``, which are ignored.
     """
 
     def __init__(self, trainer: Trainer, stage: Any, *options: Any, **more: Any) -> None:
@@ -243,7 +240,7 @@ class EvaluationView(_LoopView):
 
     @property
     def batch_progress(self) -> ProgressView:
-        """Counts of batches: for all passes so far, and for the current loader."""
+        """Counts of batches: in total, and of the current loader."""
         p = self._progress
         running = p.loop_stage is not None and p.loop_stage.value in (self._stage, RunningStage.SANITY_CHECKING.value)
         begun = p.eval_batch_idx + 1 if running else 0
@@ -296,7 +293,7 @@ def _evaluation_loop(stage: str) -> Any:
 
 
 def _checkpoint_view(trainer: Trainer) -> connector_views.CheckpointView:
-    """Return the same CheckpointView for each read, because the view stores the checkpoint between calls."""
+    """Return the Trainer's only CheckpointView, which keeps the checkpoint between calls of its methods."""
     kept = vars(trainer)
     if "_checkpoint_view" not in kept:
         kept["_checkpoint_view"] = connector_views.CheckpointView(trainer)
@@ -304,7 +301,7 @@ def _checkpoint_view(trainer: Trainer) -> connector_views.CheckpointView:
 
 
 class ViewsOfTrainer:
-    """Properties for the Trainer under Lightning's names; :func:`familiar_property` provides each property."""
+    """Properties with Lightning's names that the Trainer gets through :func:`familiar_property`."""
 
     fit_loop = property(FitView)
     validate_loop = _evaluation_loop("validate")

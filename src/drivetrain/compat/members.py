@@ -1,10 +1,9 @@
-"""Members of Lightning's classes that drivetrain never calls. An override of such a member is either harmless, or an
-error whose message says what to write instead.
+"""Members of Lightning's classes that drivetrain never calls. Overriding one has no effect, or raises an error that
+says what to write instead.
 
-A contract is a base class that users extend, such as ``Strategy``. drivetrain calls all other members of a contract.
-The names come from Lightning 2.6, and include private members that subclasses override. The names for strategies are
-members of ``Strategy``, ``ParallelStrategy`` and ``DDPStrategy``. The names for cluster environments include members of
-all subclasses.
+A contract is a base class that users extend, such as ``Strategy``. drivetrain calls all members of a contract that are
+not listed here. The list is from Lightning 2.6, with private members that subclasses override. For ``Strategy`` it has
+the members of ``ParallelStrategy`` and ``DDPStrategy``, too; for ``ClusterEnvironment``, those of all subclasses.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ _FILE = tables(__file__, "members.ini")
 
 
 def refused(contract: str) -> dict[str, str]:
-    """Return, for each member of ``contract`` whose override is an error, what to write instead."""
+    """For each member of ``contract`` that must not be overridden, return what to write instead."""
     return {
         name: " ".join(cure.split()) for names, cure in _FILE[f"refused: {contract}"].items() for name in names.split()
     }
 
 
 def names(table: str) -> dict[str, frozenset[str]]:
-    """Return the names in one table of ``members.ini``, by contract or class."""
+    """Return the section ``table`` of ``members.ini``: names by contract or by class."""
     return {owner: frozenset(found.split()) for owner, found in _FILE[table].items()}
 
 
@@ -43,7 +42,7 @@ TABLES = {
 """For each contract, the members that drivetrain never calls."""
 
 TRAINER_ONLY = names("only a Trainer calls")
-"""For each contract, the members that only a Trainer calls, not an Engine."""
+"""For each contract, the members that a Trainer calls, but not an Engine."""
 
 _FOR_BOTH = {
     "Strategy": "Override setup_module(module) and the verbs of a step for both.",
@@ -51,11 +50,11 @@ _FOR_BOTH = {
 }
 
 ENGINE_ONLY = frozenset({"convert_output"})
-"""Members of a precision that only an Engine calls, for the modules that it has set up."""
+"""Members of a precision that an Engine calls, but not a Trainer."""
 
 
 def check_members(cls: type) -> None:
-    """Check a user's class against its contract, and warn about definitions whose name resembles a member's name.
+    """Check the members that a user's class overrides. Warn about names that look like a misspelled member.
 
     Raises:
         ConfigurationError: see :meth:`Members.check`.
@@ -91,7 +90,7 @@ UNCALLED = names("never called")
 """For each callback class, the private methods of Lightning's class that drivetrain's class never calls."""
 
 INSTEAD = {owner: tuple(found.split()) for owner, found in _FILE["called"].items()}
-"""For each callback class, methods that a program can override besides the hooks."""
+"""For each callback class, the methods besides hooks that a program can override."""
 
 
 def _warn_of_callback(cls: type) -> None:

@@ -11,17 +11,17 @@ from drivetrain.base.tree import detach, move_to_host
 
 
 def is_oom_error(exception: BaseException) -> bool:
-    """Return whether ``exception`` means that memory ran out."""
+    """Return whether ``exception`` is an out-of-memory error, of a device or of the host."""
     return is_cuda_out_of_memory(exception) or is_cudnn_snafu(exception) or is_out_of_cpu_memory(exception)
 
 
 def is_cuda_out_of_memory(exception: BaseException) -> bool:
-    """Return whether ``exception`` means that the memory of a device (of any type) ran out."""
+    """Return whether ``exception`` is an out-of-memory error of a device, not only of a CUDA device."""
     return isinstance(exception, torch.OutOfMemoryError) or _says(exception, "out of memory")
 
 
 def is_cudnn_snafu(exception: BaseException) -> bool:
-    """Return whether ``exception`` is cuDNN's error for a workspace that cannot be allocated."""
+    """Return whether cuDNN raised ``exception`` because it could not allocate its workspace."""
     return _says(exception, "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED")
 
 
@@ -35,7 +35,7 @@ garbage_collection_cuda = free_memory
 
 
 def recursive_detach(in_dict: Any, to_cpu: bool = False) -> Any:
-    """Return ``in_dict`` with its tensors detached; with ``to_cpu``, the tensors are also moved to host memory."""
+    """Detach the tensors in ``in_dict``. With ``to_cpu``, also move them to host memory."""
     return move_to_host(in_dict) if to_cpu else detach(in_dict)
 
 

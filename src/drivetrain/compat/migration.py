@@ -19,24 +19,21 @@ from drivetrain.compat.versions import numbers_of
 
 _VERSION = LATEST.version
 _KEY, _EARLIER_KEY = "pytorch-lightning_version", "legacy_pytorch-lightning_version"
-_LAST_CHANGE = "2.0.0"  # the last version that changed the layout
+_LAST_CHANGE = "2.0.0"  # the last version with a new layout
 _ROOTS = ("lightning.pytorch", "pytorch_lightning")
 
 
 def migrate_checkpoint(
     checkpoint: dict[str, Any], target_version: str | None = None
 ) -> tuple[dict[str, Any], dict[str, list[str]]]:
-    """Convert, in place, a checkpoint of an earlier Lightning version to the layout that drivetrain reads.
-
-    The checkpoint's position in training is converted to drivetrain's counters.
+    """Convert a checkpoint of an earlier Lightning version to drivetrain's layout. ``checkpoint`` is changed in place.
 
     Args:
-        checkpoint: the content of the file; the version in this content becomes 2.6.
-        target_version: the version of the wanted layout; nothing is converted if the layout has changed after this
-            version.
+        checkpoint: the content of the file; its entry for the version is set to 2.6.
+        target_version: the Lightning version whose layout is wanted. Below 2.0, nothing is converted.
 
     Returns:
-        ``checkpoint``, and for each version the names of the conversions.
+        ``checkpoint``, and the names of the functions that have converted it, by version.
 
     Raises:
         KeyError: the checkpoint has no version.
@@ -67,9 +64,8 @@ def _pl_migrate_checkpoint(checkpoint: dict[str, Any], checkpoint_path: Any = No
 
 
 class pl_legacy_patch:
-    """Context in which ``torch.load`` and ``pickle`` find functions of Lightning 1.x that later versions lack.
-
-    All other names in checkpoints are found without this context.
+    """Context in which ``torch.load`` can read checkpoints that refer to functions of Lightning 1.x that were removed
+    later.
     """
 
     _lock = threading.Lock()
@@ -92,7 +88,7 @@ class pl_legacy_patch:
         self._lock.release()
 
 
-def _default_of_gpus(value: Any) -> Any:  # at the module's level, because an upgraded checkpoint contains it
+def _default_of_gpus(value: Any) -> Any:  # not a local function, because upgraded checkpoints refer to it by name
     return value
 
 
@@ -100,7 +96,7 @@ def _default_of_gpus(value: Any) -> Any:  # at the module's level, because an up
 
 
 def main() -> None:
-    """Upgrade the checkpoints on the command line; each original is kept under its name plus ``.bak``."""
+    """Upgrade the checkpoints on the command line. The original of ``a.ckpt`` is kept as ``a.bak``."""
     parser = argparse.ArgumentParser("upgrade_checkpoint", description="Upgrade checkpoints of Lightning in place.")
     parser.add_argument("path", help="a checkpoint, or a folder with checkpoints, also in its subfolders")
     parser.add_argument("--extension", "-e", default=".ckpt", help="how the names of checkpoints in a folder end")
@@ -124,6 +120,6 @@ def _upgrade(file: Path, location: str | None) -> None:
     if _KEY not in checkpoint:
         sys.exit(f"{file} contains no version of Lightning, so it is not a checkpoint of a Trainer. Leave it out.")
     kept = file.with_suffix(".bak")
-    if not kept.exists():  # an existing file is the original of an earlier upgrade
+    if not kept.exists():  # an earlier upgrade has kept the original
         shutil.copyfile(file, kept)
     store.save_checkpoint(migrate_checkpoint(checkpoint)[0], file)

@@ -1,5 +1,4 @@
-"""The advice in messages about names of Lightning 2.6 that drivetrain lacks or has elsewhere, and about arguments of
-other trainers.
+"""Advice in messages about unknown names: names of Lightning that drivetrain lacks, and arguments of other trainers.
 
 A test checks that every public name of Lightning is in :data:`MISSING` or in drivetrain.
 """
@@ -9,7 +8,7 @@ from __future__ import annotations
 from drivetrain.base.ini import tables
 
 TODAY = tables(__file__, "today.ini")
-"""For flags, hooks and members of Lightning 1.x, by kind and name: what to write instead."""
+"""What to write instead of flags, hooks and members of Lightning 1.x, by kind and name."""
 
 _NOT_YET = ""
 _OWN_LOGGER = (
@@ -42,7 +41,7 @@ MISSING: dict[str, dict[str, str]] = {
         "instantiate_module": "Write instantiate_class.",
     },
 }
-"""For each missing name, by package, what to write instead; "" if drivetrain has no replacement yet."""
+"""For each package, the missing names, with what to write instead; "" if there is no replacement yet."""
 
 _WRITE = {
     "max_epochs=...": ("epochs", "num_epochs", "n_epochs", "max_nb_epochs", "num_train_epochs"),
@@ -72,7 +71,7 @@ _WRITE = {
     "ModelCheckpoint(every_n_train_steps=...) in callbacks": ("save_steps",),
     "ModelCheckpoint(save_top_k=...) in callbacks": ("save_total_limit",),
 }
-"""For each argument of drivetrain, its names in the first Lightning versions and in other trainers."""
+"""For each argument of the Trainer, its names in the first Lightning versions and in other trainers."""
 
 ARGUMENTS = {
     **{
@@ -132,7 +131,7 @@ def _cures(section: str) -> dict[str, str]:
 
 
 MODULE, TRAINER, OF_OTHERS = map(_cures, ("LightningModule", "Trainer", "arguments of others"))
-"""For missing attributes and arguments that newcomers try, what to write instead."""
+"""What to write instead of attributes and arguments that newcomers try, and that do not exist."""
 
 ENGINE = {
     **dict.fromkeys(
@@ -162,11 +161,11 @@ ENGINE = {
     "load_state": "Write engine.load(path, {...}).",
     "set_seed": "Write engine.seed_everything(seed).",
 }
-"""For each attribute that other libraries have and the Engine does not, what to write instead."""
+"""What to write instead of attributes that exist in other libraries, but not in the Engine."""
 
 
 def instead_of(owner: str, name: str) -> str | None:
-    """Return what to write instead of ``name``: see :func:`drivetrain.base.supplied.instead_of`."""
+    """Return what to write instead of ``name``; see :func:`drivetrain.base.supplied.instead_of`."""
     tables_of = {"Trainer": ARGUMENTS, "Engine": ENGINE}
     tables_of |= {"trainer": TRAINER, "LightningModule": MODULE, "a call": OF_OTHERS}
     of_class = tables_of.get(owner)
@@ -174,8 +173,8 @@ def instead_of(owner: str, name: str) -> str | None:
 
 
 def why_missing(package: str, name: str) -> str | None:
-    """Return the message for a name that is in Lightning's ``package`` but not in drivetrain's; ``None`` for any other
-    name.
+    """Return the message for a name that Lightning's ``package`` has, but drivetrain's does not. For any other name,
+    return ``None``.
     """
     if (instead := MISSING.get(package, {}).get(name)) is None:
         return None

@@ -13,7 +13,7 @@ UNKNOWN_SIZE = UNKNOWN
 
 
 def _column(name: str, doc: str) -> Any:
-    """Return a property with the values of one column of the table. The value "?" stands for ``None``."""
+    """Return a property with the values of one column of the summary's table."""
 
     def read(summary: ModelSummary) -> list[Any]:
         column = [getattr(row, name) for row in summary._summary.rows]
@@ -23,7 +23,7 @@ def _column(name: str, doc: str) -> Any:
 
 
 def _argument(name: str, doc: str) -> Any:
-    """Return a property with one of the values that the callback ModelSummary passes to its ``summarize``."""
+    """Return a property with an argument that the callback ModelSummary passes to its method ``summarize``."""
     return property(lambda summary: summary._summary.as_arguments()[name], doc=doc)
 
 
@@ -67,12 +67,14 @@ class ModelSummary:
 
     @property
     def flop_counts(self) -> dict[str, dict[Any, int]]:
-        """For each submodule, the operations of one forward pass of the example input, by kind of operation."""
+        """For each submodule, the number of floating-point operations in a forward pass of the example input, by
+        operation.
+        """
         return {row.name: dict(row.flops or {}) for row in self._summary.rows}
 
     @property
     def total_layer_params(self) -> int:
-        """The sum of :attr:`param_nums`. A parameter counts once for each submodule that contains it."""
+        """The sum of :attr:`param_nums`. A parameter is counted again for each submodule that contains it."""
         return sum(self.param_nums)
 
     def __str__(self) -> str:
@@ -90,7 +92,7 @@ get_human_readable_count = human_count
 
 
 def get_formatted_model_size(total_model_size: float) -> str:
-    """Return megabytes with three decimals."""
+    """Return ``total_model_size`` (in megabytes) as text with three decimals."""
     return f"{total_model_size:,.3f}"
 
 

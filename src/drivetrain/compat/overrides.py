@@ -1,9 +1,8 @@
-"""Checks which members a user's class overrides, so that every ignored override causes a warning or an error.
+"""Finds methods of a user's class that drivetrain would never call. They cause a warning or an error.
 
-A contract is a base class that users extend, such as ``Strategy``. drivetrain calls overrides of a contract's public
-members. :mod:`drivetrain.compat.members` lists members of Lightning's classes that drivetrain never calls. If an
-ignored override would change numbers, state or ranks, drivetrain raises an error when the object is created. For any
-other ignored override, drivetrain warns.
+A contract is a base class that users extend, such as ``Strategy``. :mod:`drivetrain.compat.members` lists members that
+Lightning's contracts have, but that drivetrain never calls. Creating an object whose class overrides such a member
+raises an error, if ignoring it would change numbers, state or ranks. Otherwise drivetrain warns.
 """
 
 from __future__ import annotations
@@ -21,15 +20,14 @@ _warned: set[tuple[type, frozenset[str]]] = set()
 
 @dataclass(frozen=True)
 class Members:
-    """The members of a contract that drivetrain never calls, and the treatment of their overrides.
+    """The members of a contract that drivetrain never calls, and what happens if a class overrides them.
 
     Attributes:
-        kind: the word for an object of the contract in messages, for example ``"strategy"``.
-        refused: for each member whose override is an error, what to write instead.
-        harmless: members whose override is ignored without an effect on numbers, state or ranks.
-        needed: what to write instead of a subclass that overrides nothing; empty if a subclass without overrides is
-            useful.
-        contract: the name of the contract; ``needed`` applies only to direct subclasses of the contract.
+        kind: the word for an object in messages, for example ``"strategy"``.
+        refused: members that must not be overridden, with what to write instead.
+        harmless: members whose override only causes a warning.
+        needed: the advice in the error about a subclass that overrides nothing; "": such a subclass is no error.
+        contract: the class to whose direct subclasses ``needed`` applies.
     """
 
     kind: str
@@ -39,12 +37,11 @@ class Members:
     contract: str = ""
 
     def check(self, cls: type) -> None:
-        """Check that drivetrain calls the overrides in a user's class; warn once about harmless overrides that are
-        ignored.
+        """Raise an error if a user's class overrides a refused member. Warn once if it overrides harmless members.
 
         Raises:
-            ConfigurationError: drivetrain would ignore an override that changes numbers, state or ranks; or the class
-                overrides nothing, although the contract requires an override.
+            ConfigurationError: the class overrides a refused member; or it overrides nothing, although ``needed`` is
+                set.
         """
         own = overridden_members(cls)
         for name in sorted(own.keys() & self.refused.keys()):
@@ -62,11 +59,11 @@ class Members:
 
 
 def warn_of_near_misses(cls: type, known: Iterable[str] = ()) -> None:
-    """Warn once per class about definitions whose name resembles the name of a member of the contract.
+    """Warn once per class about names that look like a misspelled member of the contract.
 
     Args:
         cls: the user's class.
-        known: further members besides the public attributes of the contract.
+        known: names of members that the contract itself does not have.
     """
     base = own_base(cls)
     names = members_of(base) | _public(known)
@@ -81,7 +78,7 @@ def warn_of_near_misses(cls: type, known: Iterable[str] = ()) -> None:
 
 
 def members_of(contract: type) -> set[str]:
-    """Return the public members of a contract: its methods, properties, and declared attributes."""
+    """Return the public methods, properties and annotated attributes of a contract."""
     declared = (name for owner in contract.__mro__ for name in vars(owner).get("__annotations__", ()))
     return _public((*dir(contract), *declared))
 
@@ -99,11 +96,11 @@ def _public(names: Iterable[str]) -> set[str]:
 
 
 def own_base(cls: type) -> type:
-    """Return the class of drivetrain that a user's class extends."""
+    """Return the first of drivetrain's classes from which a user's class inherits."""
     return next((owner for owner in cls.__mro__ if is_own_class(owner)), object)
 
 
 def overridden_members(cls: type) -> dict[str, type]:
-    """Return, for each name that user's classes define, the class whose definition takes precedence."""
+    """For each name that the program's own classes define, return the class whose definition Python uses."""
     owners = [owner for owner in reversed(cls.__mro__) if owner is not object and not is_own_class(owner)]
     return {name: owner for owner in owners for name in vars(owner)}

@@ -16,7 +16,7 @@ def grad_norm(module: nn.Module, norm_type: float | int | str, group_separator: 
 
     Args:
         module: the module; parameters without a gradient are left out.
-        norm_type: positive, or "inf".
+        norm_type: the order of the norm, a positive number or "inf".
         group_separator: the separator in a key, such as "/" in "grad_2.0_norm/layer.weight".
 
     Raises:
@@ -34,7 +34,7 @@ def grad_norm(module: nn.Module, norm_type: float | int | str, group_separator: 
 
 
 def find_shared_parameters(module: nn.Module) -> list[list[str]]:
-    """Return the names of each parameter that has several names."""
+    """Return a list for each parameter that has several names: these names."""
     names: dict[int, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
@@ -42,9 +42,7 @@ def find_shared_parameters(module: nn.Module) -> list[list[str]]:
 
 
 def set_shared_parameters(module: nn.Module, shared_params: Sequence[Sequence[str]]) -> nn.Module:
-    """Tie parameters again. For each list in a result of :func:`find_shared_parameters`, store the first name's
-    parameter under all names.
-    """
+    """Tie parameters again. For each list of names, assign the parameter with the first name to all names."""
     for first, *others in shared_params:
         parameter = module.get_parameter(first)
         for name in others:
@@ -56,10 +54,11 @@ def set_shared_parameters(module: nn.Module, shared_params: Sequence[Sequence[st
 def measure_flops(
     model: nn.Module, forward_fn: Callable[[], Tensor], loss_fn: Callable[[Tensor], Tensor] | None = None
 ) -> int:
-    """Return the floating-point operations of one forward pass; with ``loss_fn``, the backward pass counts too.
+    """Return the number of floating-point operations of a forward pass. With ``loss_fn``, add those of the backward
+    pass.
 
     Args:
-        model: the model. This function restores the model's mode and gradients.
+        model: the model. Its mode and its gradients are restored afterwards.
         forward_fn: runs the model once.
         loss_fn: computes a loss from the result of ``forward_fn``.
     """
@@ -69,7 +68,7 @@ def measure_flops(
         output = forward_fn()
         if loss_fn is not None:
             for parameter in model.parameters():
-                parameter.grad = None  # a backward pass would change the old gradient in place
+                parameter.grad = None  # because the backward pass would add to the old gradient
             torch.autograd.backward(loss_fn(output))
     for parameter, grad in zip(model.parameters(), grads, strict=True):
         parameter.grad = grad

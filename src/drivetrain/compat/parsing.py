@@ -29,9 +29,10 @@ def is_overridden(method_name: str, instance: object | None = None, parent: type
     """Return whether ``instance`` overrides a method of its base class, such as LightningModule.
 
     Args:
-        method_name: a name in the base class; for any other name the result is False.
-        instance: a module, a data module or a callback; with ``parent``, any object; for ``None``, the result is False.
-        parent: the base class; required for an object of another type.
+        method_name: the method's name. The result is False if the base class has no such method.
+        instance: a module, a data module or a callback; or any object if ``parent`` is given. For ``None``, the result
+            is False.
+        parent: the base class; ``None``: LightningModule, LightningDataModule or Callback.
 
     Raises:
         ValueError: ``instance`` is neither a module, a data module nor a callback, and no ``parent`` is given.
@@ -52,9 +53,8 @@ def is_param_in_hook_signature(
     Args:
         hook_fx: a method, bound or not. The method's first parameter does not count.
         param: the argument's name.
-        explicit: if True, ``*args`` does not count as ``param``.
-        min_args: if given, a method with at least this many parameters accepts ``param``, whatever the parameters'
-            names.
+        explicit: if False, a method with ``*args`` accepts any ``param``.
+        min_args: if given, a method with at least this many parameters accepts any ``param``.
     """
     (_, *names), rest, *_ = inspect.getfullargspec(hook_fx)
     return param in names or (not explicit and rest is not None) or (min_args is not None and len(names) >= min_args)
@@ -72,10 +72,10 @@ def get_torchvision_model(model_name: str, **kwargs: Any) -> nn.Module:
 
 
 def get_init_args(frame: types.FrameType) -> dict[str, Any]:
-    """Return the arguments of the ``__init__`` in ``frame`` by name, including the items of ``**kwargs``.
+    """Return the arguments of the ``__init__`` that ``frame`` runs, by name, including the items of ``**kwargs``.
 
-    The result is empty for other functions. The result is also empty for an ``__init__`` that uses neither ``super()``
-    nor ``__class__``, because the class is then unknown.
+    Return an empty dictionary for any other function. An ``__init__`` that does not use ``super()`` counts as one,
+    because its class is unknown.
     """
     code, values = frame.f_code, frame.f_locals
     if "__class__" not in values or code.co_name != "__init__":
@@ -88,13 +88,13 @@ def get_init_args(frame: types.FrameType) -> dict[str, Any]:
 def collect_init_args(
     frame: types.FrameType, path_args: list[dict[str, Any]], inside: bool = False, classes: tuple[type, ...] = ()
 ) -> list[dict[str, Any]]:
-    """Append the arguments of the constructors in ``frame`` and its callers to ``path_args``; return ``path_args``.
+    """Collect the arguments of the constructors that ``frame`` and its callers run.
 
     Args:
         frame: the frame of a constructor, or of a function that it calls.
-        path_args: gets one dictionary per constructor; the dictionary of the most specific class comes last.
-        inside: whether a constructor was already found. If so, the search ends at the first caller that is not a
-            constructor.
+        path_args: the list that is returned. Gets a dictionary for each constructor; the last one is of the most
+            derived class.
+        inside: whether to stop at the first frame that is no constructor, even before a constructor was found.
         classes: the classes whose constructors count; empty: all classes.
     """
     caller = frame.f_back
@@ -111,8 +111,8 @@ def collect_init_args(
 
 
 def parse_class_init_keys(cls: type) -> tuple[str, str | None, str | None]:
-    """Return the names of the instance, ``*args`` and ``**kwargs`` in the ``__init__`` of ``cls``; ``None`` if
-    ``__init__`` lacks ``*args`` or ``**kwargs``.
+    """Return the names of ``self``, ``*args`` and ``**kwargs`` in the ``__init__`` of ``cls``. Each missing name is
+    ``None``.
     """
     names, args, kwargs = inspect.getargs(inspect.unwrap(cls.__init__).__code__)  # type: ignore[misc]
     return names[0], args, kwargs
@@ -140,7 +140,7 @@ def is_picklable(obj: object) -> bool:
 
 
 def clean_namespace(hparams: MutableMapping[str, Any]) -> None:
-    """Remove values that ``pickle`` refuses, with a warning for each."""
+    """Remove the values that ``pickle`` refuses, and warn about each."""
     for name in [name for name, value in hparams.items() if not is_picklable(value)]:
         rank_zero_warn(f"The hyperparameter {name!r} was removed: a {type(hparams[name]).__name__} cannot be pickled.")
         del hparams[name]
@@ -155,8 +155,8 @@ def lightning_hasattr(model: Any, attribute: str) -> bool:
 
 
 def lightning_getattr(model: Any, attribute: str) -> Any:
-    """Return ``attribute`` of the first object that has ``attribute``: the data module's ``hparams``, the module's
-    ``hparams``, or the module itself.
+    """Return ``attribute`` of the data module's ``hparams``, the module's ``hparams``, or the module: the first that
+    has it.
 
     Raises:
         AttributeError: none of the objects has the attribute.
@@ -166,7 +166,8 @@ def lightning_getattr(model: Any, attribute: str) -> Any:
 
 
 def lightning_setattr(model: Any, attribute: str, value: Any) -> None:
-    """Set ``attribute`` wherever it exists: on the module, in its ``hparams``, and in its data module's ``hparams``.
+    """Set ``attribute`` on the module, in its ``hparams`` and in its data module's ``hparams``, wherever it already
+    exists.
 
     Raises:
         AttributeError: none of the objects has the attribute.

@@ -1,5 +1,5 @@
-"""Lightning's names of precision classes for FSDP and DeepSpeed. These classes return ordinary precisions, which work
-with every strategy.
+"""Lightning's precision classes for FSDP and DeepSpeed. They create ordinary precisions, which work with every
+strategy.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from drivetrain.precision.precision import Precision, PrecisionRegistry
 
 
 class _OfStrategy(Precision):
-    """A class whose constructor returns an object of a different class: the precision with the given name. The
-    constructor of a user's subclass returns an object of a new class, which derives from the subclass and the
-    precision's class. The methods of the subclass have priority.
+    """Base class whose constructor returns an object of another precision class, for example of ``MixedPrecision``. If
+    a user's subclass is called, the object also has the methods of the subclass, which have priority.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -58,10 +57,10 @@ def _restored(cls: type, kind: type | None, attributes: dict[str, Any]) -> Any:
 
 
 class FSDPPrecision(_OfStrategy):
-    """Returns the precision for a name, such as ``MixedPrecision`` for "bf16-mixed".
+    """Returns the precision of this name. For example, ``FSDPPrecision("bf16-mixed")`` returns a ``MixedPrecision``.
 
-    In other libraries FSDP needs its own precision class. Here, ``FSDPStrategy(mixed_precision=...)`` sets the dtypes
-    for gathering parameters and reducing gradients.
+    FSDP needs no precision class of its own here. Pass ``FSDPStrategy(mixed_precision=...)`` to set the dtypes in which
+    parameters are gathered and gradients are reduced.
 
     Args:
         precision: the name.
@@ -70,7 +69,7 @@ class FSDPPrecision(_OfStrategy):
 
 
 class DeepSpeedPrecision(_OfStrategy):
-    """Returns the precision for a name. DeepSpeedStrategy writes the precision into DeepSpeed's configuration.
+    """Returns the precision of this name. DeepSpeedStrategy writes it into DeepSpeed's configuration.
 
     Args:
         precision: the name.

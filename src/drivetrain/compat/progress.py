@@ -9,7 +9,7 @@ from tqdm.auto import tqdm
 
 from drivetrain.callback import Trainer
 
-_WIDTH = 5  # the width of a number; with a constant width, the bar does not move
+_WIDTH = 5  # a constant width, so that the bar does not jump
 
 
 class Tqdm(tqdm):  # type: ignore[type-arg]  # only the stubs have a type argument
@@ -27,12 +27,12 @@ class Tqdm(tqdm):  # type: ignore[type-arg]  # only the stubs have a type argume
 
 
 def convert_inf(x: float | None) -> float | None:
-    """Return ``x``, or ``None`` if ``x`` is infinite or NaN; for tqdm, ``None`` means an unknown total."""
+    """Return ``x``; or if ``x`` is infinite or NaN, ``None``, which tells tqdm that the total is unknown."""
     return x if x is not None and math.isfinite(x) else None
 
 
 def get_standard_metrics(trainer: Trainer) -> dict[str, int | str]:
-    """Return the versions of the loggers, which a bar shows in addition to logged values."""
+    """Return the entry ``v_num`` of a progress bar: the versions of the loggers."""
     versions: list[Any] = [logger.version for logger in trainer.loggers]
     version = versions[0] if len(versions) == 1 else "_".join(dict.fromkeys(map(str, versions)))
     if version in (None, ""):

@@ -1,4 +1,4 @@
-"""Lightning's ``utilities.rank_zero``: the functions that are not in :mod:`drivetrain.base.rank_zero`."""
+"""Functions of Lightning's ``utilities.rank_zero`` that :mod:`drivetrain.base.rank_zero` does not have."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ R = TypeVar("R")
 class _RankZeroOnly:
     """Decorator: run a function only on global rank 0, and return ``default`` on other ranks.
 
-    If the environment does not contain the rank, the program can set ``rank_zero_only.rank``.
+    A program can assign ``rank_zero_only.rank`` if no environment variable contains the rank.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ rank_zero_only = _RankZeroOnly()
 
 
 def _get_rank() -> int | None:
-    """Return the global rank from the environment variables of a launcher; ``None`` if no such variable is set."""
+    """Return the global rank that a launcher has set in environment variables; ``None`` without such a variable."""
     return rank_from_environ() if any(os.environ.get(name, "").isdigit() for name in RANK_VARIABLES) else None
 
 
@@ -69,12 +69,12 @@ def rank_zero_deprecation(message: str, stacklevel: int | None = None, **_: Any)
 
 
 def rank_prefixed_message(message: str, rank: int | None) -> str:
-    """Return ``message``, with ``rank`` in front if ``rank`` is given."""
+    """Return ``message``. If ``rank`` is not ``None``, put it in front."""
     return message if rank is None else f"[rank: {rank}] {message}"
 
 
 class WarningCache(set[str]):
-    """Issues each message once."""
+    """Warns about, or logs, each message only once."""
 
     def warn(self, message: str, stacklevel: int | None = None, **kwargs: Any) -> None:
         """Warn with ``message``, unless this object has already issued ``message``."""

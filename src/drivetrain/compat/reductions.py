@@ -1,5 +1,5 @@
-"""Lightning's ``fabric.utilities.distributed``: reductions over the ranks. Without a process group, tensors are
-unchanged.
+"""Lightning's ``fabric.utilities.distributed``: functions that reduce tensors over the ranks. If there is no process
+group, they return their argument.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _sync_ddp_if_available(result: Tensor, group: Any = None, reduce_op: Any = N
 
 
 def _all_gather_ddp_if_available(tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
-    """Return the tensors of all ranks, stacked in rank order; without a process group, ``tensor`` itself."""
+    """Return ``torch.stack`` of all ranks' tensors; without a process group, return ``tensor``."""
     if not _distributed_is_initialized():
         return tensor
 

@@ -1,22 +1,22 @@
-"""Reads the tables of Lightning's modules that drivetrain replaces: texts with one row per module.
+"""Reads the files ``served.txt``, which have a row for each module of Lightning that drivetrain replaces.
 
-A row is the path of a module of Lightning, followed by the module's sources. A source is a module of drivetrain,
-followed by the names to take from this module. " | " separates sources. An indented line continues the row above. A
-line that begins with "#" is a comment::
+A row starts with the path of Lightning's module. After it come sources, separated by " | ". A source is a module of
+drivetrain, and the names to take from it. An indented line continues the row above. A line that begins with "#" is a
+comment::
 
     pytorch.callbacks.timer .callbacks.timer: Timer | .compat.enums: Interval
     fabric.fabric .engine.engine: Fabric=Engine
     pytorch.loggers.{comet mlflow} .loggers
     fabric.accelerators.{cpu:CPUAccelerator cuda:CUDAAccelerator} .accelerators
 
-The second row provides drivetrain's ``Engine`` as ``Fabric``. A source without names provides all names in its
-``__all__``. A source that begins with a dot is below ``drivetrain``. The third line stands for two rows. The first of
-the two, ``pytorch.loggers.comet``, has the names that drivetrain's package ``loggers`` imports from its own file
-``comet``. The fourth line also stands for two rows; the row of ``cpu`` has only the name ``CPUAccelerator``. The path
-"-" is the top-level package. The source "*" means the sources of all modules directly below the row's module. The
-source "=path" means the sources of the row ``path`` in this table, or in the table ``later`` of a later version (see
-:func:`table_of`). The source "=" means the sources of the row with the same path in ``later``. A row whose path begins
-with "*" is not a module; other rows refer to the row.
+``Fabric=Engine`` provides drivetrain's ``Engine`` under the name ``Fabric``. A source that begins with a dot is a
+module below ``drivetrain``. A source without names provides all names in its ``__all__``. Braces stand for several
+rows. The third line defines ``pytorch.loggers.comet``, with the names that ``drivetrain.loggers`` imports from its file
+``comet``, and ``pytorch.loggers.mlflow``. In the fourth line, ``fabric.accelerators.cpu`` has only the name
+``CPUAccelerator``. The path "-" is the top-level package. The source "*" stands for the sources of all modules directly
+below the row's module. The source "=path" stands for the sources of the row ``path`` in this file, or in the file of a
+later version, ``later``. The source "=" stands for the sources of the row with the same path in ``later``. If a path
+begins with "*", it is no module, but a name for other rows to use.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _ROW = re.compile(r"([^{ ]+)(?:\{([^}]*)\})? *(.*)")
 
 
 def table_of(text: str, later: Mapping[str, Sources] = MappingProxyType({})) -> dict[str, Sources]:
-    """Return the sources of each module, by the module's path.
+    """Return the sources of Lightning's modules, by the modules' paths.
 
     Args:
         text: the rows.
-        later: the table of a later Lightning version; ``text`` can refer to rows of this table.
+        later: the result for a later Lightning version, to whose rows ``text`` can refer.
     """
     rows: dict[str, Sources] = {}
     written_rows = re.sub(r"^#.*\n", "", text, flags=re.MULTILINE)

@@ -20,10 +20,10 @@ from drivetrain.errors import ConfigurationError
 class DistributedSamplerWrapper(DistributedSampler[Any]):
     """Distributes the indices of ``sampler`` over the ranks.
 
-    On every rank, ``sampler`` must yield equal indices: seed the sampler equally.
+    ``sampler`` must yield the same indices on every rank. A random sampler needs the same seed on every rank.
 
-    The Trainer and the Engine do not change a loader with this sampler. For any other loader, the Trainer or the Engine
-    distributes the samples in the order that rank 0 draws.
+    The Trainer and the Engine use a loader with this sampler as it is. With another sampler, they distribute the
+    samples themselves, in the order that rank 0 draws.
 
     Args:
         sampler: the sampler to distribute; must have a length.
@@ -31,7 +31,7 @@ class DistributedSamplerWrapper(DistributedSampler[Any]):
             ``rank``. Pass ``shuffle=False``; otherwise this class shuffles the indices of ``sampler`` again.
     """
 
-    dataset: Any  # DistributedSampler stores the sampler as its dataset
+    dataset: Any  # the wrapped sampler, because DistributedSampler stores its first argument here
 
     def __init__(self, sampler: Any, *args: Any, **kwargs: Any) -> None:
         if not hasattr(sampler, "__len__"):
@@ -46,7 +46,7 @@ class DistributedSamplerWrapper(DistributedSampler[Any]):
         return (order[index] for index in super().__iter__())
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of this sampler, and of the wrapped sampler if the wrapped sampler has ``set_epoch``."""
+        """Set the epoch of this sampler, and of the wrapped sampler if that has ``set_epoch``."""
         super().set_epoch(epoch)
         if callable(own := getattr(self.dataset, "set_epoch", None)):
             own(epoch)
@@ -55,11 +55,12 @@ class DistributedSamplerWrapper(DistributedSampler[Any]):
 class UnrepeatedDistributedSampler(DistributedSampler[Any]):
     """Distributes samples over the ranks without repeated samples; the last ranks can have one sample fewer.
 
-    The Trainer uses this distribution for evaluations. Do not train under DDP with this sampler. Ranks with different
-    numbers of batches wait for each other forever.
+    The Trainer distributes samples like this for evaluations. Do not train under DDP with this sampler: if one rank has
+    more batches than another, DDP waits forever.
 
     Args:
-        args, kwargs: for torch's ``DistributedSampler``; with ``shuffle``, the order depends only on the epoch.
+        args, kwargs: arguments of torch's ``DistributedSampler``. ``seed`` has no effect: with ``shuffle``, the order
+            depends only on the epoch.
 
     Raises:
         ConfigurationError: there are fewer samples than ranks.
@@ -88,11 +89,11 @@ class UnrepeatedDistributedSamplerWrapper(DistributedSamplerWrapper, UnrepeatedD
 
 
 def prepare_for_backward(model: DistributedDataParallel, output: Any) -> None:
-    """Prepare DDP's average of gradients in the next backward pass, if the forward pass did not call DDP's ``forward``.
+    """Make DDP average the gradients of the next backward pass, although its ``forward`` was not called.
 
     Args:
-        model: the wrapper.
-        output: the outputs of the forward pass. Only parameters on which a tensor in ``output`` depends get a gradient.
+        model: the module in ``DistributedDataParallel``.
+        output: the outputs of the forward pass, from which DDP finds the parameters that get a gradient.
     """
     averages = torch.is_grad_enabled() and model.require_backward_grad_sync
     model.require_forward_param_sync = averages

@@ -13,7 +13,7 @@ min_seed_value = 0
 
 
 def seed_everything(seed: int | None = None, workers: bool = False, verbose: bool = True) -> int:
-    """Call :func:`drivetrain.seed_everything`; ``verbose`` logs the seed at INFO."""
+    """Call :func:`drivetrain.seed_everything`. With ``verbose``, log the seed at INFO."""
     chosen = _seed.seed_everything(seed, workers)
     if verbose:
         rank_zero_info("Seed set to %d", chosen)
@@ -21,7 +21,7 @@ def seed_everything(seed: int | None = None, workers: bool = False, verbose: boo
 
 
 def reset_seed() -> None:
-    """Call :func:`seed_everything` again with the seed of its last call; do nothing without such a call."""
+    """Call :func:`seed_everything` again with its last seed. Do nothing if it was never called."""
     if (seed := os.environ.get("PL_GLOBAL_SEED")) is not None:
         _seed.seed_everything(int(seed), workers=os.environ.get("PL_SEED_WORKERS", "0") == "1")
 
@@ -32,5 +32,7 @@ def isolate_rng(include_cuda: bool = True) -> AbstractContextManager[None]:
 
 
 def pl_worker_init_function(worker_id: int, rank: int | None = None) -> None:
-    """A DataLoader's ``worker_init_fn``; ``rank`` is ignored; the rank comes from the environment."""
+    """Seed a worker: the argument ``worker_init_fn`` of a DataLoader. The rank comes from environment variables, not
+    from ``rank``.
+    """
     _seed.worker_seed_init(worker_id)

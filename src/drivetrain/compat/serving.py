@@ -1,4 +1,4 @@
-"""Lightning's ``ServableModule`` and the callback that checks, before training, that a module can answer requests."""
+"""Lightning's ``ServableModule``, and a callback that checks before training whether a module can answer requests."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _Converters = dict[str, Callable[[Any], Any]]
 
 
 class ServableModule(ABC, nn.Module):
-    """Base class of modules that answer requests; the modules also inherit from LightningModule."""
+    """Base class, besides LightningModule, of modules that answer requests of a server."""
 
     @abstractmethod
     def configure_payload(self) -> dict[str, Any]:
-        """Return an example request, as data for JSON: ``{"body": {argument of serve_step: value}}``."""
+        """Return an example request, which JSON can represent: ``{"body": {argument of serve_step: value}}``."""
 
     @abstractmethod
     def configure_serialization(self) -> tuple[_Converters, _Converters]:
-        """Return two dictionaries of functions. The first dictionary has, for each argument of ``serve_step``, a
-        function that converts JSON's data to the argument. The second dictionary has, for each output, a function that
-        converts the output to JSON's data.
+        """Return two dictionaries of functions. The first has a function for each argument of ``serve_step``, which
+        creates the argument from JSON's data. The second has a function for each output, which converts the output to
+        JSON's data.
         """
 
     @abstractmethod
@@ -39,7 +39,7 @@ class ServableModule(ABC, nn.Module):
 
     @abstractmethod
     def configure_response(self) -> dict[str, Any]:
-        """Return the expected answer to the example request, as data for JSON."""
+        """Return the expected answer to the example request, which JSON can represent."""
 
 
 @dataclass(frozen=True)
@@ -50,15 +50,15 @@ class Response:
     text: str
 
     def json(self) -> Any:
-        """Return the data in the answer."""
+        """Return the answer's data."""
         return json.loads(self.text)
 
 
 class ServableModuleValidator(Callback):
-    """Passes an example request to the module before training, and compares the answer with the expected answer.
+    """Before training, lets the module answer its example request, and compares the answer with the expected one.
 
-    This callback converts the request and the answer to JSON and back, as a server would. No server is started. The
-    module answers in evaluation mode.
+    No server is started, but the request and the answer are converted to JSON and back. The module answers in
+    evaluation mode.
 
     Args:
         optimization: only ``None``.
@@ -70,9 +70,9 @@ class ServableModuleValidator(Callback):
         resp: the answer; ``None`` before training starts.
 
     Raises:
-        NotSupportedError: the value of ``optimization`` or ``server`` is not supported; or training starts with sharded
-            parameters.
-        ConfigurationError: training starts with a module that is not a ServableModule, or does not answer as expected.
+        NotSupportedError: the value of ``optimization`` or ``server`` is not supported; or, when training starts, the
+            strategy shards parameters.
+        ConfigurationError: when training starts, the module is no ServableModule, or does not answer as expected.
     """
 
     def __init__(
@@ -133,5 +133,5 @@ def _answer(module: ServableModule, payload: dict[str, Any]) -> Response:
         inputs, outputs = module.configure_serialization()
         found: Any = module.serve_step(**body | {key: convert(body[key]) for key, convert in inputs.items()})
         return Response(200, json.dumps(found | {key: convert(found[key]) for key, convert in outputs.items()}))
-    except Exception as error:  # a server would send the error, and continue
+    except Exception as error:  # a server would answer with the error, and go on
         return Response(500, f"{type(error).__name__}: {error}")

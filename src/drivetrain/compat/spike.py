@@ -20,8 +20,8 @@ class FabricSpikeDetection(LossWatch):
     """:class:`drivetrain.callbacks.SpikeDetection` as a callback of Fabric.
 
     Every rank must call ``fabric.call("on_train_batch_end", fabric=fabric, loss=loss, batch=batch,
-    batch_idx=batch_idx)``. If the loss of a rank is a spike, rank 0 writes a file that lists the batches to leave out.
-    The call then raises a ``TrainingSpikeException`` on every rank.
+    batch_idx=batch_idx)``. If the loss of any rank is a spike, rank 0 writes the batches to leave out to a file. Then
+    every rank raises a ``TrainingSpikeException``.
 
     Args:
         arguments: as for :class:`drivetrain.callbacks.SpikeDetection`. Without ``exclude_batches_path``, rank 0 writes
@@ -30,7 +30,7 @@ class FabricSpikeDetection(LossWatch):
 
     @torch.no_grad()
     def on_train_batch_end(self, fabric: Engine, loss: Tensor, batch: Any, batch_idx: int) -> None:
-        """Compare the loss of a batch with earlier losses; this call waits for the device.
+        """Compare the loss of a batch with earlier losses. This waits for the device.
 
         Raises:
             TrainingSpikeException: the loss is a spike on at least one rank.

@@ -1,7 +1,8 @@
-"""The tables of the modules that drivetrain provides, one table per supported version of Lightning (a generation). One
-of the tables is in use in this process.
+"""The tables of Lightning's modules that drivetrain replaces. There is a table for each supported version of Lightning,
+also called a generation. A process uses one of these tables.
 
-The rows of the tables are in files called ``served.txt``, here and in the folders of ``drivetrain.legacy``.
+The rows are in the files ``served.txt`` of this folder and of the folders in ``drivetrain.legacy``; see
+:mod:`drivetrain.compat.rows`.
 """
 
 from __future__ import annotations
@@ -19,15 +20,14 @@ with on_first_use:
 
 
 class Table(NamedTuple):
-    """The modules of one version of Lightning.
+    """The modules of one Lightning version.
 
     Attributes:
         version: the version's number.
-        roots: for each replaced top-level package, the path of its row.
-        folder: the folder below ``drivetrain`` that contains the rows. The rows are read when a program imports
-            Lightning.
+        roots: the top-level packages of this version, and for each the path of its row; "" is the row "-".
+        folder: the folder below ``drivetrain`` whose ``served.txt`` has the rows.
         distributions: the names of Lightning's distributions for ``importlib.metadata``.
-        later: the folder with the rows of a later version; rows of this table can refer to those rows.
+        later: the folder of a later version, to whose rows the rows of this version can refer.
     """
 
     version: str
@@ -38,7 +38,7 @@ class Table(NamedTuple):
 
     @property
     def served(self) -> Mapping[str, rows.Sources]:
-        """The sources of each module, by the module's path."""
+        """The sources of Lightning's modules, by the modules' paths; read when first used."""
         return _read(self.folder, self.later)
 
 
@@ -61,16 +61,16 @@ GENERATIONS = {
     "1.1": Table("1.1.0", _ONE_ROOT, "legacy/v1_1", _ONE_NAME, later="legacy/v1_3"),
     "1.3": Table("1.3.8", _ONE_ROOT, "legacy/v1_3", _ONE_NAME),
 }
-"""The tables of earlier versions of Lightning, by the name of the generation."""
+"""The tables of earlier Lightning versions."""
 
 _in_use = [LATEST]
 
 
 def in_use() -> Table:
-    """Return the table in use."""
+    """Return the table that this process uses."""
     return _in_use[0]
 
 
 def use(generation: str) -> None:
-    """Change the table in use to the table of ``generation``; "" is the latest."""
+    """Use the table of ``generation`` from now on; "" means the latest version."""
     _in_use[0] = GENERATIONS[generation] if generation else LATEST

@@ -1,4 +1,4 @@
-"""Converts arguments of the Trainer that are objects of another API: each object's method ``as_settings()`` returns
+"""Converts objects of another API that a program passes to the Trainer. Their method ``as_settings()`` returns
 drivetrain's arguments.
 """
 
@@ -15,17 +15,17 @@ _LISTS = ("plugins", "callbacks")
 
 
 def is_foreign(value: Any) -> bool:
-    """Whether ``value`` is an object, not a class, with a method ``as_settings()``."""
+    """Whether ``value`` is an object with a method ``as_settings()``, and not a class."""
     return not isinstance(value, type) and callable(getattr(value, "as_settings", None))
 
 
 def translated(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the Trainer's arguments. Each object of another API is replaced by the result of its ``as_settings()``.
+    """Return the Trainer's arguments. In place of each object of another API, they contain what its ``as_settings()``
+    returns.
 
-    A program can pass such an object as ``accelerator=``, as ``strategy=``, or in ``plugins=``. The method
-    ``as_settings()`` returns a dictionary of the Trainer's arguments. ``plugins`` and ``callbacks`` in this dictionary
-    are added to the program's own plugins and callbacks. For other arguments, a value that differs from the program's
-    value is an error.
+    The object can be ``accelerator``, ``strategy``, or one of ``plugins``. ``as_settings()`` returns a dictionary of
+    the Trainer's arguments. Its ``plugins`` and ``callbacks`` are added to those of the program. For other arguments,
+    the program must not pass a different value.
 
     Raises:
         ConfigurationError: the object and the program set one argument to different values.

@@ -30,7 +30,7 @@ class _RequiredOfScheduler(TypedDict):
 
 
 class LRSchedulerConfigType(_RequiredOfScheduler, total=False):
-    """The entry for a scheduler in a dictionary that ``configure_optimizers`` returns."""
+    """A scheduler and its options: the entry "lr_scheduler" of a dictionary from ``configure_optimizers``."""
 
     name: str | None
     interval: str
@@ -111,7 +111,7 @@ class Optimizable(Steppable, Protocol):
 
 @runtime_checkable
 class CollectibleGroup(Protocol):
-    """An object with a size and a rank, like a process group."""
+    """An object with the methods ``size`` and ``rank``, such as a process group."""
 
     def size(self) -> int:
         """Return the number of processes."""

@@ -1,5 +1,5 @@
-"""Lightning's ``utilities.warnings``: a category of warnings that programs filter. Outside drivetrain.compat,
-drivetrain's warnings have other categories.
+"""Lightning's ``utilities.warnings``: a category that programs filter. Other parts of drivetrain use other
+categories.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import warnings
 
 
 class PossibleUserWarning(UserWarning):
-    """A warning about code that is possibly a mistake, and possibly intended."""
+    """A warning about code that may be a mistake, but may also be intended."""
 
 
 def disable_possible_user_warnings(module: str = "") -> None:

@@ -1,4 +1,4 @@
-"""Lightning's ``utilities.imports``: flags that other libraries import, although most names are private."""
+"""Lightning's ``utilities.imports``: flags that other libraries import, most of them with private names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def numbers_of(version: str) -> tuple[int, ...]:
 
 
 def _version(distribution: str) -> tuple[int, ...]:
-    """Return the leading numbers of the installed version; empty if the distribution is not installed."""
+    """Return the leading numbers of the installed version; ``()`` if the distribution is not installed."""
     try:
         return numbers_of(metadata.version(distribution))
     except metadata.PackageNotFoundError:

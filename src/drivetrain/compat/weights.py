@@ -18,30 +18,30 @@ _METADATA_FILENAME = "meta.pt"
 
 
 def _EmptyInit(enabled: bool = True) -> AbstractContextManager[Any]:
-    """Context in which, if ``enabled``, new layers do not initialise their parameters."""
+    """Context in which new layers do not initialise their parameters, if ``enabled``."""
     return NoInit() if enabled else nullcontext()
 
 
 class _NotYetLoadedTensor:
-    """A class only for imports, without instances, because :func:`_lazy_load` returns plain tensors."""
+    """A name for imports. It has no objects, because :func:`_lazy_load` returns plain tensors."""
 
 
 def _lazy_load(filename: str | Path) -> Any:
-    """Return the contents of a file of ``torch.save``. The bytes of each tensor are read at the tensor's first use."""
+    """Return the contents of a file of ``torch.save``. The bytes of a tensor are read when it is first used."""
     if not Path(filename).is_file():
         raise CheckpointError(f"There is no file {str(filename)!r}. Check the path.")
     return torch.load(filename, map_location="cpu", mmap=True, weights_only=not parity.current().pickle)
 
 
 def _materialize_tensors(collection: Any) -> Any:
-    """Return ``collection`` unchanged, because the tensors of :func:`_lazy_load` need no further step."""
+    """Return ``collection`` unchanged, because :func:`_lazy_load` returns plain tensors."""
     return collection
 
 
 def _move_state_into(
     source: MutableMapping[str, Any], destination: MutableMapping[str, Any], keys: set[str] | None = None
 ) -> None:
-    """Remove the entries ``keys`` (default: all entries) from ``source``, and load the entries into the objects in
+    """Remove the entries ``keys``, by default all, from ``source``, and load them into the objects in
     ``destination``.
     """
     for key in list(source.keys() if keys is None else keys & source.keys()):
@@ -53,7 +53,7 @@ def _move_state_into(
 
 
 def _materialize(module: nn.Module, device: torch.device | str | int) -> None:
-    """Allocate and initialise the parameters and buffers of ``module`` itself, without its children."""
+    """Allocate and initialise the parameters and buffers of ``module``, but not of its children."""
     module.to_empty(device=torch.device(device), recurse=False)
     reset: Any = getattr(module, "reset_parameters", None)
     if not callable(reset):

@@ -9,12 +9,12 @@ from drivetrain.engine.wrappers import EngineLoader, EngineModule, OptimizerHand
 
 
 def is_wrapped(obj: object) -> bool:
-    """Return whether ``obj`` is a module, an optimizer or a loader that a setup method returned."""
+    """Return whether ``obj`` is a module, an optimizer or a loader that ``setup`` or ``setup_dataloaders`` returned."""
     return issubclass(type(obj), (EngineModule, OptimizerHandle, EngineLoader))
 
 
 def _unwrap_objects(collection: Any) -> Any:
-    """Return an object or a tree of objects; each wrapped object is replaced by the original object."""
+    """Return ``collection``, with the original in place of each wrapped object."""
     return map_leaves(_original, collection)
 
 

@@ -1,5 +1,4 @@
 """The command ``drivetrain doctor``: checks this machine and the installed torch before a training.
 
-Each file is one group of checks; command.py contains the table of groups. Each check yields findings (problems) and
-facts.
+Each file has a group of checks, and command.py lists them. A check yields findings, which are problems, and facts.
 """

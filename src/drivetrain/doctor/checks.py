@@ -19,16 +19,16 @@ from drivetrain.base.registry import load
 from drivetrain.errors import text_of
 
 WRONG, NOTE = "wrong", "note"
-"""Severities. WRONG: something fails or computes wrong numbers. NOTE: something is a problem for some programs."""
+"""Severities. WRONG: something fails or computes wrong numbers. NOTE: some programs will have a problem."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem that a check has found, in three sentences.
+    """A problem that a check has found.
 
     Attributes:
-        what: the observation, with the value.
-        so_what: the consequence for a training.
+        what: what was observed, with the value.
+        so_what: what this means for a training.
         write: the cure: code to write, a value to set or a command to run.
         severity: :data:`WRONG` or :data:`NOTE`.
     """
@@ -48,10 +48,10 @@ class Check(NamedTuple):
 
     Attributes:
         name: the name on the command line.
-        function: the function's location, as ``"module:name"``; the function returns :data:`Items`. If ``ranks`` is
-            more than 1, each rank's process calls the function with the rank and a folder shared by all ranks.
+        function: where the function is, as ``"module:name"``. It returns :data:`Items`. With several ranks, each
+            process calls it with its rank and a folder that all ranks share.
         seconds: the time limit.
-        uses_torch: whether to fork the check's process from a process that has imported torch.
+        uses_torch: whether the check needs torch. Its process is then forked from one that has imported torch.
         ranks: the number of processes.
     """
 
@@ -68,8 +68,8 @@ class Result:
 
     Attributes:
         name: the check's name.
-        facts: texts, in the check's order.
-        findings: the findings, in the check's order.
+        facts: the facts as texts, in the order of the check.
+        findings: the findings, in the order of the check.
         seconds: the duration of the check.
     """
 
@@ -80,16 +80,16 @@ class Result:
 
 
 def run(check: Check) -> Result:
-    """Run a check in new processes, and end these processes at the check's time limit.
+    """Run a check in new processes, and kill them at the check's time limit.
 
-    An exception in the check, a killed process or an exceeded time limit becomes a finding.
+    An exception, a killed process or an exceeded time limit becomes a finding.
     """
     result, started = Result(check.name), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="drivetrain-doctor-", ignore_cleanup_errors=True) as folder:
         try:
             for item in _items(check, folder, started + check.seconds):
                 kept: list[Any] = result.facts if isinstance(item, str) else result.findings
-                if item not in kept:  # several ranks can report one finding
+                if item not in kept:  # several ranks may report the same finding
                     kept.append(item)
         except Exception as error:  # for example, the system allows no more processes or pipes
             result.findings.append(_failed(check.name, f"cannot start: {type(error).__name__}: {text_of(error)}"))
@@ -101,7 +101,7 @@ def _items(check: Check, folder: str, deadline: float) -> Items:
     has_server = "forkserver" in multiprocessing.get_all_start_methods()
     context: Any = multiprocessing.get_context("forkserver" if check.uses_torch and has_server else "spawn")
     if check.uses_torch and has_server:
-        # One process, which uses no device, imports torch for all checks.
+        # one process imports torch for all checks, and never uses a device
         context.set_forkserver_preload(["torch"])
     processes: dict[Connection, BaseProcess] = {}
     try:
@@ -136,7 +136,7 @@ def _items(check: Check, folder: str, deadline: float) -> Items:
 
 @contextmanager
 def _only_here() -> Iterator[None]:
-    """Context in which new processes ignore Ctrl-C. This process reacts to Ctrl-C, and ends the new processes."""
+    """Context in which to start processes that ignore Ctrl-C. Only this process reacts to it, and ends them."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows has no pthread_sigmask
         yield
         return
@@ -148,7 +148,7 @@ def _only_here() -> Iterator[None]:
 
 
 def _child(check: Check, rank: int, folder: str, sender: Connection) -> None:
-    """Run a check in this process, and write the process's output to a file."""
+    """Run a check in this process, with the process's output in a file."""
     with open(os.path.join(folder, f"{os.getpid()}.txt"), "wb") as output:
         for stream in (1, 2):
             os.dup2(output.fileno(), stream)
@@ -162,7 +162,7 @@ def _child(check: Check, rank: int, folder: str, sender: Connection) -> None:
 
 
 def _last_words(process: BaseProcess, folder: str) -> str:
-    """Describe how a process ended without a result, and quote the last line of the process's output."""
+    """Say how a process ended without a result, and quote the last line of its output."""
     process.join(5)
     output = Path(folder, f"{process.pid}.txt")
     lines = output.read_text(errors="replace").split("\n") if output.exists() else []

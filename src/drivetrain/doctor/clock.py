@@ -15,8 +15,8 @@ _WATCHED_S, _MOST_JUMP_S, _DAY_S = 0.3, 0.05, 86_400.0
 
 
 def check() -> Items:
-    """For a short time, compare the wall clock with the monotonic clock. Compare today's date with the date of
-    drivetrain's files.
+    """Compare the wall clock with the monotonic clock for a short time, and today's date with the date of drivetrain's
+    files.
     """
     wall, steady = time.time(), time.monotonic()
     time.sleep(_WATCHED_S)

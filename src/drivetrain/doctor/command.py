@@ -1,4 +1,4 @@
-"""The command ``drivetrain doctor``: contains the table of checks, runs checks, and prints findings."""
+"""The command ``drivetrain doctor``: lists the checks, runs them, and prints findings."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain doctor"
 
 
 def _print(result: Result) -> None:
-    """Print a line for each finding, or one line without findings; in a terminal, lines are wrapped."""
+    """Print the findings, or one line if there are none. Wrap lines if the output is a terminal."""
     lines = [
         f"{each.severity:<6}{result.name:<12}{each.what} {each.so_what} Write: {each.write}"
         for each in result.findings

@@ -1,4 +1,4 @@
-"""Checks that a forward and a backward pass on each device, in each precision, agree with the CPU in float64."""
+"""Checks a forward and a backward pass on each device, in each precision, against the CPU in float64."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from drivetrain.engine.engine import Engine
 from drivetrain.errors import ConfigurationError, text_of
 from drivetrain.precision.precision import PrecisionRegistry
 
-_TOLERANCES = {torch.float64: 1e-9, torch.float32: 5e-3}  # relative errors; the tolerance of float32 allows TF32
-_TOLERANCE = 0.2  # the tolerance for types of 16 and 8 bits
+_TOLERANCES = {torch.float64: 1e-9, torch.float32: 5e-3}  # relative errors; in float32, TF32 may be used
+_TOLERANCE = 0.2  # for types of 16 and 8 bits
 _WIDTH = 64
 
 
@@ -35,8 +35,8 @@ class Kind(NamedTuple):
 
 
 def available() -> Iterator[Kind | Finding]:
-    """Yield each usable kind of device on this machine; yield a kind with several names only once. If the query of a
-    kind raises an error, yield a finding.
+    """Yield each kind of device that this machine can use, but only under one of its names. If asking for a kind raises
+    an error, yield a finding.
     """
     for name in AcceleratorRegistry.available():
         if any(other < name for other in AcceleratorRegistry.other_names(name)):
@@ -47,7 +47,7 @@ def available() -> Iterator[Kind | Finding]:
                 accelerator = entry.build()
                 numbers = list(range(accelerator.auto_device_count()))
                 yield Kind(name, accelerator, list(accelerator.get_parallel_devices(numbers)))
-        except Exception as error:  # a broken package or driver must not end the loop
+        except Exception as error:  # a package or driver may be broken; check the other kinds
             yield Finding(
                 f"The accelerator {name!r} raised {type(error).__name__}: {' '.join(text_of(error).split())}",
                 "Its devices cannot be used.", "drivetrain devices, and repair or remove its package or driver.",
@@ -57,7 +57,7 @@ def available() -> Iterator[Kind | Finding]:
 def check() -> Items:
     """Compare the output and the gradients of a small network on each device in each precision."""
     precisions = {}
-    # A class can have several names, such as "16" and then "16-mixed". The last name, which is complete, is kept.
+    # A class may have several names, such as "16" and "16-mixed". The last one is the complete name.
     for name in PrecisionRegistry.available():
         entry = PrecisionRegistry.entry(name)
         precisions[entry.cls, repr(entry.init_params)] = name
@@ -88,8 +88,7 @@ def check() -> Items:
 
 
 def compare(kind: Kind, index: int, precision: str) -> str | None:
-    """Describe how a network's output or gradients on a device differ from the values in 64 bits; ``None``: no
-    difference.
+    """Say how a network's output or gradients on a device differ from those in float64; ``None`` if they agree.
 
     Raises:
         ConfigurationError: this precision cannot be used on this device.
@@ -120,7 +119,7 @@ def compare(kind: Kind, index: int, precision: str) -> str | None:
         ("an output", _difference(output, expected.detach())),
         ("a gradient", _difference(layers[0].weight.grad / scale, layers[1].weight.grad)),
     ):
-        if not error <= tolerance:  # "not <=": NaN counts as a difference
+        if not error <= tolerance:  # "not <=", so that NaN counts as a difference
             return f"computes {what} that differs by {error:.2g} of its size from the one in 64 bits"
     return None
 

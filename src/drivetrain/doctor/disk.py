@@ -1,5 +1,5 @@
-"""Checks whether writes are durable in the working directory and the temporary folder, and measures the speed of
-writes.
+"""Checks whether files in the working directory and the temporary folder survive a crash, and how fast they are
+written.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from drivetrain.base.packages import psutil
 from drivetrain.doctor.checks import NOTE, Finding, Items
 
 _MIB, _GIB = 1 << 20, 1 << 30
-_WRITTEN, _REPEATS = 16, 5  # the size of the large file in MiB, and the number of small files
+_WRITTEN, _REPEATS = 16, 5  # the large file's size in MiB, and how many small files
 _SLOWEST_MIB_S, _LONGEST_S = 20, 0.5
 
 
 def check() -> Items:
-    """Write, flush, rename and read a large file and small files, as the save of a checkpoint does."""
+    """Write, flush, rename and read a large file and small files, as when a checkpoint is saved."""
     yield from _folder("The working directory", os.getcwd(), keeps=True)
     yield from _folder("The temporary folder", tempfile.gettempdir(), keeps=False)
 

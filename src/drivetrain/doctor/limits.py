@@ -1,4 +1,4 @@
-"""Checks limits of the system at which trainings fail: shared memory, open files, processes, locked memory, cores."""
+"""Checks limits of the system that a training may reach: shared memory, open files, processes, locked memory, cores."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FEWEST_FILES, _FEWEST_PROCESSES, _LEAST_LOCKED = 1024, 2048, 64 * _MIB
 
 
 def check() -> Items:
-    """Compare the limits with what loaders, processes and devices commonly need."""
+    """Compare the limits with what DataLoader workers, processes and devices usually need."""
     yield from _shared_memory()
     if os.name == "posix":
         yield from _limits()

@@ -1,10 +1,9 @@
-"""Checks torch's optimizers, for each type and kernel, also after a skipped step: the results must agree with torch's
+"""Checks torch's optimizers in each dtype and with each kernel, also after a skipped step. They must agree with torch's
 Python loop in float64.
 
-[Note: skipped steps] If gradients overflow, ``torch.amp.GradScaler`` skips the optimizer's step. An optimizer with a
-fused kernel is an exception: the scaler calls this optimizer with ``found_inf``, and the kernel must change nothing.
-During these checks, torch fills uninitialized memory with NaN. A kernel that reads uninitialized memory then always
-gives wrong numbers.
+[Note: skipped steps] If gradients overflow, ``torch.amp.GradScaler`` skips the optimizer's step. But it calls an
+optimizer with a fused kernel, and passes ``found_inf``. The kernel then must not change anything. During these checks,
+torch fills uninitialized memory with NaN, so a kernel that reads it always gives wrong numbers.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from drivetrain.errors import text_of
 _OTHERS = ("LBFGS", "SparseAdam", "Muon")
 _OPTIONS: dict[str, list[dict[str, Any]]] = {
     "SGD": [{"lr": 0.1}, {"lr": 0.1, "momentum": 0.9}, {"lr": 0.1, "momentum": 0.9, "nesterov": True}],
-    # With torch's default eps, rounding errors alone would change the first steps.
+    # with torch's default eps, rounding errors alone would change the first steps
     "Adadelta": [{"lr": 1.0, "rho": 0.5, "eps": 0.01}],
 }
 _DEFAULT: list[dict[str, Any]] = [{"lr": 0.05}]
@@ -36,10 +35,10 @@ KERNELS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 _SKIPS: tuple[tuple[int, ...], ...] = ((), (0,), (2,))
 _STEPS = 5
-# A vectorized kernel computes 7 numbers in its remainder loop, and most of 100 numbers in its main loop.
+# A vectorized kernel has a loop for whole vectors, which 100 numbers need, and one for the rest, which 7 numbers need.
 _SIZES = (7, 100)
 TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.03}
-"""For each type, the largest allowed error, relative to the largest change of a parameter."""
+"""For each dtype, the largest allowed error, relative to the largest change of a parameter."""
 
 
 class Case(NamedTuple):
@@ -70,10 +69,10 @@ def kinds() -> list[type[Optimizer]]:
 
 
 def check() -> Items:
-    """Compare the optimizers on the first device of each kind."""
-    torch.use_deterministic_algorithms(True, warn_only=True)  # torch then fills new memory with NaN
+    """Check all optimizers on the first device of each kind."""
+    torch.use_deterministic_algorithms(True, warn_only=True)  # this makes torch fill new memory with NaN
     for kind in available():
-        if isinstance(kind, Kind):  # the check of devices reports unusable devices
+        if isinstance(kind, Kind):  # the check "devices" reports devices that cannot be used
             accelerator = kind.accelerator
             supported = {
                 torch.float64: accelerator.supports_float64, torch.float32: True,
@@ -85,8 +84,8 @@ def check() -> Items:
 def compare(classes: Sequence[type[Optimizer]], device: torch.device, dtypes: Sequence[torch.dtype]) -> Items:
     """Compare the optimizers of ``classes`` with their Python loop (``foreach=False``) in float64 on the CPU.
 
-    All faults of one class with one kernel are one finding. A dtype in which the class with this
-    kernel gives wrong numbers without skipped steps is not checked with skipped steps.
+    All faults of one class with one kernel are one finding. If a dtype fails without skipped steps, it is not checked
+    with skipped steps.
     """
     count, faults = 0, dict[tuple[str, str, bool], dict[str, str]]()
     shown = dict[tuple[str, str, bool], str]()
@@ -118,7 +117,7 @@ def compare(classes: Sequence[type[Optimizer]], device: torch.device, dtypes: Se
 def _problem(
     case: Case, device: torch.device, dtype: torch.dtype, skips: tuple[int, ...], expected: Tensor
 ) -> str | None:
-    """Describe the fault; "" if there is no fault; ``None`` if the installed torch has no such kernel."""
+    """Say what is wrong; "" if nothing is, and ``None`` if the installed torch has no such kernel."""
     try:
         found = train(case, device, dtype, skips)
     except _NoKernel:
@@ -146,8 +145,7 @@ def start_of(device: torch.device, dtype: torch.dtype) -> Tensor:
 
 
 def train(case: Case, device: torch.device, dtype: torch.dtype, skips: tuple[int, ...]) -> Tensor:
-    """Step an optimizer a few times. Skip the steps in ``skips``, as ``torch.amp.GradScaler`` skips steps after an
-    overflow.
+    """Step an optimizer a few times, except the steps in ``skips``, as ``torch.amp.GradScaler`` does after an overflow.
 
     Returns:
         All parameters as one vector in 64 bits on the host.

@@ -1,4 +1,4 @@
-"""Checks whether two processes on this machine can exchange tensors, and measures the speed."""
+"""Checks whether two processes on this machine can exchange tensors, and how fast."""
 
 from __future__ import annotations
 
@@ -18,14 +18,12 @@ from drivetrain.errors import text_of
 from drivetrain.strategies.meeting import meet
 
 _TIMEOUT = timedelta(seconds=20)
-_MIB, _SMALL, _LARGE = 1 << 20, 50, 4  # the numbers of repeats
+_MIB, _SMALL, _LARGE = 1 << 20, 50, 4  # _SMALL and _LARGE: how often to repeat
 _SLOWEST_MIB_S, _LONGEST_S = 20, 0.05
 
 
 def check(rank: int, folder: str) -> Items:
-    """Sum tensors over two ranks with Gloo on the CPU. For each kind of device with at least two devices, also sum
-    tensors with the backend of this kind.
-    """
+    """Sum tensors over two ranks with Gloo on the CPU. If there are two devices of a kind, also sum tensors on them."""
     pairs = [("gloo", [HOST, HOST])]
     for kind in available():
         if isinstance(kind, Kind) and len(kind.devices) > 1:
@@ -61,7 +59,7 @@ def _exchange(backend: str, device: torch.device, environment: LocalEnvironment,
         started = time.perf_counter()
         for _ in range(repeats):
             dist.all_reduce(values)
-        total = float(values.double().sum())  # the read of the value waits for the device
+        total = float(values.double().sum())  # reading the value waits for the device
         seconds[size] = (time.perf_counter() - started) / repeats
         if total != size * 2.0 ** (repeats + 1):
             yield Finding(

@@ -18,7 +18,7 @@ _PINNED_TO_TORCH = ("torchvision", "torchaudio")
 
 
 class Requirement(NamedTuple):
-    """One requirement of an installed distribution.
+    """A requirement of an installed distribution.
 
     Attributes:
         name: the package.
@@ -68,9 +68,7 @@ def check() -> Items:
 
 
 def _install() -> str:
-    """Return the command that installs drivetrain from a checkout or a wheel, because no package index has
-    drivetrain.
-    """
+    """Return the command that installs drivetrain from a checkout or a wheel. No package index has drivetrain."""
     checkout = Path(drivetrain.__file__).parents[2]
     if (checkout / "pyproject.toml").is_file():
         return f"pip install -e {checkout}"
@@ -100,9 +98,7 @@ def requirements(distribution: str) -> Iterator[Requirement]:
 
 
 def fits(version: str, wanted: str) -> bool:
-    """Return whether ``version`` satisfies ``wanted``. Only the release numbers are compared; suffixes such as "rc1"
-    and "+cu130" are ignored.
-    """
+    """Return whether ``version`` satisfies ``wanted``. Suffixes such as "rc1" and "+cu130" are ignored."""
     own = _release(version)
     holds = {
         ">=": own.__ge__, "<=": own.__le__, "==": own.__eq__, "!=": own.__ne__, ">": own.__gt__, "<": own.__lt__,

@@ -1,4 +1,4 @@
-"""Loggers write metrics to files or services. Each file of this folder is for one format or service."""
+"""Loggers write metrics to files or services. Each file of this folder contains a logger for one format or service."""
 
 from drivetrain.base.lazy import public
 

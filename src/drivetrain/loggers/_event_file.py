@@ -17,14 +17,14 @@ _NUMBERS = itertools.count()
 
 
 class EventFile(SummaryWriter):
-    """Writes to one event file of TensorBoard: a new file, or an existing file to append to.
+    """Writes one event file of TensorBoard. It creates a new file, or appends to an existing one.
 
     Args:
         log_dir: the folder of a new file.
-        event_file: an existing file to append to; ``None``: a new file.
-        mark: the last part of a new file's name, before the suffix.
-        purges_charts: whether charts with several curves hide the values of earlier processes from the step of this
-            process's first value on. TensorBoard stores each curve of these charts in a separate folder.
+        event_file: the file to append to; ``None``: a new file.
+        mark: a text in a new file's name, before the suffix.
+        purges_charts: whether to hide later values that earlier processes have written to charts with several curves.
+            Each curve of such a chart has a separate folder, with files of its own.
         kwargs: arguments for ``SummaryWriter``.
 
     Attributes:
@@ -35,13 +35,12 @@ class EventFile(SummaryWriter):
         self, log_dir: str, event_file: str | None = None, mark: str = "", purges_charts: bool = False, **kwargs: Any
     ) -> None:
         suffix = kwargs.get("filename_suffix", "")
-        # TensorBoard reads files in the order of their names. The last number orders files that are created within one
-        # second.
+        # TensorBoard reads files in the order of their names. The last number is for files of the same second.
         name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{next(_NUMBERS):05d}"
         self.event_file = event_file or os.path.join(log_dir, name + mark + suffix)
         self._begun, self._purges_charts = event_file is not None, purges_charts
         if self._begun:
-            kwargs.pop("purge_step", None)  # the existing file already hides earlier events
+            kwargs.pop("purge_step", None)  # the existing file has done this
         super().__init__(log_dir, **kwargs)
 
     def _get_file_writer(self) -> Any:
@@ -68,7 +67,7 @@ class EventFile(SummaryWriter):
     ) -> None:
         folder, writers = self._get_file_writer().get_logdir(), cast(dict[str, Any], self.all_writers)
         for tag in tag_scalar_dict if self._purges_charts and global_step is not None else ():
-            name = f"{folder}/{main_tag.replace('/', '_')}_{tag}"  # the base class uses this name
+            name = f"{folder}/{main_tag.replace('/', '_')}_{tag}"  # as in the base class
             if name not in writers:
                 writers[name] = FileWriter(name, self.max_queue, self.flush_secs, self.filename_suffix)
                 _purge(writers[name], global_step)
@@ -76,13 +75,13 @@ class EventFile(SummaryWriter):
 
 
 def _purge(writer: Any, step: int | None) -> None:
-    """Hide events for ``step`` and later steps in the earlier event files of the writer's folder."""
+    """Let TensorBoard hide events for ``step`` and later steps in the earlier files of the writer's folder."""
     writer.add_event(Event(step=step, file_version="brain.Event:2"))
     writer.add_event(Event(step=step, session_log=SessionLog(status=SessionLog.START)))
 
 
 class _Appending(EventFileWriter):  # type: ignore[misc]
-    """A writer of tensorboard that opens the file for appending, and accepts paths that are not UTF-8."""
+    """tensorboard's writer of event files, but it appends to the file, and accepts paths that are not UTF-8."""
 
     def __init__(self, path: str, max_queue: int, flush_secs: float) -> None:
         self._logdir = os.path.dirname(path)

@@ -1,4 +1,4 @@
-"""Base class of loggers that write to a folder: chooses the folder of a run, and writes the run's hyperparameters to a
+"""Base class of loggers that write to a folder. It chooses the run's folder, and writes the run's hyperparameters to a
 file.
 """
 
@@ -25,12 +25,12 @@ class FolderLogger(Logger):
 
     Args:
         save_dir: the root folder, or an address such as ``s3://bucket/runs``; ``~`` and environment variables are
-            expanded. For an address, files are written to a local temporary folder, and uploaded once a minute and at
-            each save of the logger.
+            expanded. For an address, files are written to a temporary folder, and uploaded once a minute and by
+            :meth:`save`.
         name: the experiment's folder below ``save_dir``; "" or ``None``: no such folder.
-        version: a number, a complete folder name, or ``None`` for the next free number. The number is chosen at the
-            start of a run, or at the first read of :attr:`version` or :attr:`log_dir`. Rank 0 then creates the folder
-            immediately, so that no other run gets this number.
+        version: a number, a complete folder name, or ``None`` for the next free number. The logger chooses the number
+            when a run starts, or when :attr:`version` or :attr:`log_dir` is first read. Rank 0 creates the folder
+            immediately, so no other run gets this number.
         prefix: a text in front of every logged name, followed by a hyphen.
 
     Raises:
@@ -51,20 +51,20 @@ class FolderLogger(Logger):
             expected = "a number, a folder name, or None for the next free number"
             raise wrong_value(type(self).__name__, "version", version, expected, "version=None")
         self._save_dir = os.fspath(save_dir)
-        # The absolute path keeps all files of a run in one folder, even if the program changes its working directory.
+        # absolute, because the program may change its working directory
         self._root = _absolute(self._save_dir)
         self._name = name or ""
         self._version = version
         self._is_given = version is not None
         self._made = False  # whether this logger has created the version's folder
-        self._continues = False  # whether the logger continues the version of a checkpoint's run
+        self._continues = False  # whether the version is from a checkpoint
         self._mirror: Mirror | None = None
         self._prefix = f"{prefix}{self.LOGGER_JOIN_CHAR}" if prefix else ""
         self.hparams: dict[str, Any] = {}
         self._hparams_written = True
         owner = type(self).__name__
         files.check_folder(owner, "save_dir", save_dir, self._root, "runs")
-        # root_dir is not read here: a subclass's override of ``name`` can need attributes that do not exist yet.
+        # not root_dir: it reads ``name``, and a subclass's ``name`` may need attributes that do not exist yet
         named = os.path.join(self._root, self._name)
         files.check_folder(owner, "name", name, named, "lightning_logs")
         if isinstance(version, str):
@@ -72,7 +72,7 @@ class FolderLogger(Logger):
 
     @contextlib.contextmanager
     def _explained(self, folder: str) -> Iterator[None]:
-        """Context for code that creates or reads ``folder``: converts errors of the file system to ConfigurationError.
+        """Context in which an OSError about ``folder`` becomes a ConfigurationError.
 
         Raises:
             ConfigurationError: the file system raised an error.
@@ -104,12 +104,12 @@ class FolderLogger(Logger):
 
     @property
     def _runs_dir(self) -> str:
-        """The folder in which versions are counted."""
+        """The folder whose subfolders ``version_<n>`` are counted."""
         return self.root_dir
 
     @property
     def version(self) -> int | str:
-        """The version of this run. The first read of this property chooses the version, and rank 0 creates the run's
+        """The version of this run. Reading it for the first time chooses the version, and rank 0 creates the run's
         folder.
         """
         if self._version is None:
@@ -117,29 +117,30 @@ class FolderLogger(Logger):
                 if rank_from_environ() == 0:
                     self._version, self._made = _make_version(self._runs_dir), True
                 else:
-                    # agree_on_run() replaces this version by rank 0's version.
+                    # only a guess: agree_on_run() sets rank 0's version
                     self._version = _next_version(self._runs_dir)
         return self._version
 
     @property
     def is_undecided(self) -> bool:
-        """Whether the run's version, which determines the run's folder, is not chosen yet."""
+        """Whether the run has no version yet, and therefore no folder."""
         return self._version is None and type(self).version is FolderLogger.version
 
     @property
     def numbers_runs(self) -> bool:
-        """Whether each run gets a new version and a new folder. This is the case if the program passes no version."""
+        """Whether each run gets a new version and a new folder. True if the program passes no version."""
         return not self._is_given and type(self).version is FolderLogger.version
 
     def continue_run(self, state: Mapping[str, Any], path: str) -> None:
-        """Continue the version of the checkpoint's run, if the folder of that run is in this logger's folder of
-        runs.
+        """Use the version of the checkpoint's run, if this logger's :attr:`root_dir` contains the folder of that
+        run.
         """
         if not (self.numbers_runs and self.is_undecided):
             return
         folder, inside = str(state.get("folder", "")), os.path.join(self._runs_dir, "")
         below = _absolute(path).removeprefix(inside)
-        is_here = below != _absolute(path)  # also True if the user has moved the folder of all runs
+        # Whether the checkpoint is below `_runs_dir`, also after the user has moved this folder.
+        is_here = below != _absolute(path)
         name = os.path.basename(folder) if folder else below.split(os.sep)[0]
         match = _VERSION.fullmatch(name) if is_here or folder == inside + name else None
         with contextlib.suppress(OSError):
@@ -151,8 +152,8 @@ class FolderLogger(Logger):
         self._version = broadcast(self.version if rank_from_environ() == 0 else None)
 
     def leave_run(self) -> None:
-        """If this process has created the version's folder, and the folder is empty, remove the folder. The child
-        processes will choose a version themselves.
+        """Remove the run's folder, if this process has created it and it is empty. The child processes will choose a
+        version themselves.
         """
         if self._made:
             self._made = False
@@ -162,18 +163,18 @@ class FolderLogger(Logger):
 
     @property
     def log_dir(self) -> str:
-        """The folder of this run. The first read of this property chooses the version, if the run has none yet."""
+        """The folder of this run. Reading it chooses the version, if the run has none yet."""
         version = self.version
         return os.path.join(self._runs_dir, version if isinstance(version, str) else f"version_{version}")
 
     def _place(self) -> dict[str, Any]:
-        """Return the part of the state that identifies the run."""
+        """Return the entries of the state dict that identify the run."""
         return {} if self.is_undecided else {"folder": FolderLogger.log_dir.fget(self)}  # type: ignore[attr-defined]
 
     @property
     def _here(self) -> str:
-        """The folder in which this process writes: :attr:`log_dir`. If :attr:`log_dir` is an address, a local folder
-        whose files are uploaded to the address.
+        """The local folder for files: :attr:`log_dir`; if that is an address, a folder whose files are uploaded to
+        it.
         """
         folder = self.log_dir
         if not files.is_remote(folder):
@@ -183,14 +184,14 @@ class FolderLogger(Logger):
         return self._mirror.folder
 
     def _fetch(self, name: str) -> bool:
-        """If the run's folder is at an address, download a file of the run that has no local copy. Return whether the
-        file was downloaded.
+        """Download a file of the run, if the run's folder is at an address and the file has no local copy. Return
+        whether it was downloaded.
         """
         return bool(self._here) and self._mirror is not None and self._mirror.fetch(name)
 
     def _upload(self, releases: bool = False) -> None:
-        """Upload changed files, if the run's folder is at an address; with ``releases``, remove the local copies
-        afterwards.
+        """Upload changed files, if the run's folder is at an address. With ``releases``, then remove the local
+        copies.
         """
         if self._mirror is not None:
             self._mirror.upload()
@@ -223,8 +224,8 @@ class FolderLogger(Logger):
         return self._fetch(self.NAME_HPARAMS_FILE) or os.path.exists(path)
 
     def _write_hparams(self, also_empty: bool = False) -> None:
-        """Write ``hparams.yaml`` if the hyperparameters have changed; with ``also_empty``, also if the file does not
-        exist yet.
+        """Write ``hparams.yaml`` if the hyperparameters have changed. With ``also_empty``, also write a missing
+        file.
         """
         if self._hparams_written and not (also_empty and not self._has_hparams_file()):
             return
@@ -238,7 +239,7 @@ def _absolute(folder: str) -> str:
 
 
 def _make_version(root_dir: str) -> int:
-    """Create the folder of the next version, and return its number. Runs that begin at the same time get different
+    """Create the folder of the next version, and return its number. Runs that start at the same time get different
     numbers.
     """
     is_remote = files.is_remote(root_dir)
@@ -248,7 +249,7 @@ def _make_version(root_dir: str) -> int:
     while True:
         folder = os.path.join(root_dir, f"version_{version}")
         try:
-            if is_remote:  # an address has no empty folders; an empty hparams.yaml reserves the name
+            if is_remote:  # an address cannot have an empty folder, so an empty hparams.yaml reserves the number
                 with files.replacing(os.path.join(folder, FolderLogger.NAME_HPARAMS_FILE), new=True) as stream:
                     stream.write(yaml_text.dump({}).encode())
             else:
@@ -260,7 +261,7 @@ def _make_version(root_dir: str) -> int:
 
 
 def _remove_version(folder: str) -> None:
-    """Remove a folder that :func:`_make_version` has created, if the folder is still empty.
+    """Remove a folder of :func:`_make_version` that is still empty.
 
     Raises:
         OSError: the folder is not empty.

@@ -1,4 +1,6 @@
-"""A local folder whose files are uploaded to an address, for loggers that append to their files."""
+"""A local folder whose files are uploaded to an address such as ``s3://bucket/run``. Loggers append to the local
+files.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,12 @@ _EVERY_S = 60.0
 
 
 class Mirror:
-    """A logger's local folder; each changed file is uploaded completely.
+    """A logger's local folder, whose changed files are uploaded.
 
-    The upload is always complete, because stores such as S3 cannot append to an object.
+    A changed file is uploaded as a whole, because stores such as S3 cannot append to an object.
 
-    The local folder is temporary: each process with a copy of the logger creates a folder on first use, and removes
-    this folder at the end of the process. Changes after the last upload are then lost.
+    Each process that uses the logger has its own temporary folder, which is removed when the process ends. Changes
+    after the last upload are then lost.
 
     Args:
         address: the folder to which the files are uploaded.
@@ -45,7 +47,7 @@ class Mirror:
         """The local folder."""
         if self._folder is None or self._owner != os.getpid():
             if self._removal is not None:
-                self._removal.detach()  # after a fork, only the parent removes the parent's folder
+                self._removal.detach()  # after a fork, the child must not remove the parent's folder
             self._folder, self._owner, self._uploaded = tempfile.mkdtemp(prefix="drivetrain-"), os.getpid(), {}
             self._removal = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         return self._folder
@@ -56,7 +58,9 @@ class Mirror:
         return time.monotonic() - self._uploaded_at > _EVERY_S
 
     def fetch(self, name: str) -> bool:
-        """Download a file that an earlier run or another process has uploaded; return whether a file was downloaded."""
+        """Download a file that another process has uploaded, if there is no local copy. Return whether it was
+        downloaded.
+        """
         target, address = os.path.join(self.folder, name), f"{self.address}/{name}"
         if os.path.exists(target) or remote.written_at(address) is None:
             return False
@@ -68,7 +72,7 @@ class Mirror:
         """Upload the files that have changed since the last upload.
 
         Raises:
-            OSError: the upload failed. The local files are kept, and the next call uploads the files again.
+            OSError: the upload failed. The next call uploads these files again.
         """
         self._uploaded_at = time.monotonic()
         if self._folder is None:
@@ -81,8 +85,8 @@ class Mirror:
                 self._uploaded[name] = found
 
     def release(self) -> None:
-        """Remove the local folder. Call this method after an upload; otherwise a process that ends after a fork can
-        leave its folder on the disk.
+        """Remove the local folder. Call this after an upload, because a process that was forked may not remove its
+        folder when it ends.
         """
         if self._removal is not None and self._owner == os.getpid():
             self._removal()

@@ -1,5 +1,5 @@
-"""Base class of loggers that write to a service: handles the run's id, the writing rank, uploads of checkpoints, tables
-and images.
+"""Base class of loggers that write to a service. It handles the run's id, the ranks, and uploads of checkpoints and
+tables.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ class RunLogger(Logger):
     """A logger that writes to one run of a service such as MLflow.
 
     The run begins when a fit starts, when the first value is logged, or when :attr:`experiment` is read. A resumed fit
-    continues the run whose id is in the checkpoint, unless the program passes another id.
+    continues the run of the checkpoint, unless the program passes another id.
 
     Args:
         prefix: a text in front of every metric's name, followed by a hyphen.
         run_id: the id of a run to continue; ``None``: a new run.
         package: the name of the service's package, for import and installation.
-        log_model: whether to upload checkpoints: True uploads, at the end of the run, the checkpoints that still exist;
-            "all" uploads each checkpoint right after the save.
+        log_model: whether to upload checkpoints. "all": each one when it was saved. True: at the end of the run, those
+            that still exist.
 
     Raises:
         ConfigurationError: the package is not installed.
@@ -41,39 +41,39 @@ class RunLogger(Logger):
         self._run_id = run_id
         self._given = run_id is not None
         self._run: Any = None
-        # Whether the run continues a checkpoint's run. If so, values after the checkpoint are logged a second time.
+        # Whether the run of a checkpoint is continued. Values after the checkpoint are then logged a second time.
         self._resumed = False
         self._owner = os.getpid()
         self._log_model = log_model
-        self._callback: Any = None  # the callback whose checkpoints are uploaded at the end of the run
+        self._callback: Any = None  # the callback whose checkpoints are uploaded when the run ends
         self._sent: dict[str, int] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_run": None, "_callback": None}  # a copy of the logger opens the run again
+        return {**self.__dict__, "_run": None, "_callback": None}  # a copy opens the run again
 
     # ---- the run -------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def _begin(self) -> Any:
-        """Continue the run ``_run_id``; if ``_run_id`` is ``None``, begin a run and set ``_run_id``. Return the
-        service's object.
+        """Continue the run ``_run_id``, or if it is ``None`` begin a run and set ``_run_id``. Return the service's
+        object for the run.
         """
 
     version: str | None = reads("_run_id", "The run's id; ``None`` until it has begun.")
 
     @property
     def is_undecided(self) -> bool:
-        """Whether the run has not begun."""
+        """Whether the run has not begun yet."""
         return self._run_id is None
 
     @property
     def numbers_runs(self) -> bool:
-        """Whether the service chooses the run's id, because the program has passed no id."""
+        """Whether the service chooses the run's id. True if the program has passed no id."""
         return not self._given
 
     @property
     def experiment(self) -> Any:
-        """The service's object for the run; a read of this property begins the run.
+        """The service's object for the run. Reading it begins the run.
 
         On ranks other than 0, this object ignores every call.
 
@@ -82,7 +82,7 @@ class RunLogger(Logger):
         """
         if rank_from_environ() != 0:
             return Nothing()
-        if self._owner != os.getpid():  # a fork copies the service's object, but not the object's threads
+        if self._owner != os.getpid():  # the service's object has threads, which a fork does not copy
             self._run, self._owner = None, os.getpid()
         if self._run is None:
             try:
@@ -104,7 +104,7 @@ class RunLogger(Logger):
         self._run_id = broadcast(self._run_id)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the run's id; with this id, a resumed fit continues the run."""
+        """Return the run's id, with which a resumed fit continues the run."""
         return {} if self._run_id is None else {"run_id": self._run_id}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -127,7 +127,7 @@ class RunLogger(Logger):
         return {f"{self._prefix}{name}": value for name, value in metrics.items()}
 
     def _each(self, method: str, key: str, values: Any, kwargs: Mapping[str, Sequence[Any]]) -> Iterator[Any]:
-        """Yield each value, with the item at the value's index from each list in ``kwargs``.
+        """Yield each of ``values`` with a dictionary that has one item of each list in ``kwargs``.
 
         Raises:
             ConfigurationError: ``values`` is not a list, or another list has a different length.
@@ -146,7 +146,7 @@ class RunLogger(Logger):
     # ---- checkpoints ---------------------------------------------------------------------------------------------
 
     def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
-        """Upload the checkpoints now, or store the callback for an upload at the end of the run."""
+        """Upload the checkpoints now, or keep the callback to upload them at the end of the run."""
         if self._log_model == "all" or (self._log_model and getattr(checkpoint_callback, "save_top_k", 0) == -1):
             self._upload(checkpoint_callback)
         elif self._log_model:
@@ -164,8 +164,8 @@ class RunLogger(Logger):
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """Upload the checkpoints of the stored callback. The run stays open, so that ``trainer.test`` can log to the
-        run.
+        """Upload the checkpoints that still exist, if ``log_model`` is True. The run stays open, so that
+        ``trainer.test`` can log to it.
         """
         if status == "success" and self._callback is not None:
             self._upload(self._callback)
@@ -183,7 +183,7 @@ class Tables(RunLogger):
         dataframe: Any = None,
         step: int | None = None,
     ) -> None:
-        """Log a table: columns and rows, or a pandas DataFrame. MLflow and Comet store the table as a file."""
+        """Log a table: columns and rows, or a pandas DataFrame. MLflow and Comet store it as a file."""
         rows = None if data is None else [list(row) for row in data]
         self._write_table(key, None if columns is None else list(columns), rows, dataframe, step)
 
@@ -201,7 +201,7 @@ class Tables(RunLogger):
 
     @abstractmethod
     def _write_table(self, key: str, columns: Any, rows: Any, dataframe: Any, step: int | None) -> None:
-        """Log a table: lists, or a pandas DataFrame."""
+        """Log a table from lists or from a pandas DataFrame."""
 
 
 def array_of(image: Any) -> Any:
@@ -210,13 +210,13 @@ def array_of(image: Any) -> Any:
 
 
 def mapping_of(params: Any) -> dict[str, Any]:
-    """Return hyperparameters from a mapping, a namespace or ``None`` as a dictionary."""
+    """Return a mapping, a namespace or ``None`` as a dictionary."""
     return {} if params is None else dict(params) if isinstance(params, Mapping) else dict(vars(params))
 
 
 def flat(params: Mapping[str, Any], parent: str = "") -> dict[str, Any]:
-    """Return nested hyperparameters as one flat dictionary. Nested names are joined by a slash; values other than
-    numbers and booleans become text.
+    """Flatten nested hyperparameters into one dictionary. A slash joins nested names. Values other than numbers and
+    booleans become text.
     """
     found: dict[str, Any] = {}
     for key, value in params.items():
@@ -229,7 +229,7 @@ def flat(params: Mapping[str, Any], parent: str = "") -> dict[str, Any]:
 
 
 def local_folder(owner: str, value: str | os.PathLike[str]) -> str:
-    """Return ``save_dir``, in which a service's package stores its files, as a local path.
+    """Return ``save_dir`` as a local path.
 
     Raises:
         ConfigurationError: ``save_dir`` is an address.
@@ -241,12 +241,11 @@ def local_folder(owner: str, value: str | os.PathLike[str]) -> str:
 
 
 def scored(checkpoint_callback: Any, sent: Mapping[str, Any]) -> list[tuple[str, Any, str]]:
-    """Return path, score and tag ("best" or "latest") of each new checkpoint, and of each checkpoint that has changed
-    since its upload.
+    """Return path, score and tag ("best" or "latest") of each checkpoint that is not uploaded, or has changed since.
 
     Args:
         checkpoint_callback: the callback that has written the checkpoints.
-        sent: for the path of each uploaded file, the file's modification time at the upload.
+        sent: for each uploaded path, the file's modification time at the upload.
     """
     best = getattr(checkpoint_callback, "best_model_path", "")
     last = getattr(checkpoint_callback, "last_model_path", "")

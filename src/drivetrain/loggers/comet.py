@@ -20,7 +20,7 @@ _FORMER = {
     "offline": "online=not ...",
     "save_dir": "offline_directory=...",
 }
-"""For each earlier name of an argument, the current name."""
+"""What to write instead of an argument's earlier name."""
 
 
 class CometLogger(Tables):
@@ -34,7 +34,7 @@ class CometLogger(Tables):
         project: the project; ``None``: Comet's default.
         experiment_key: the key of an experiment to continue.
         mode: "get_or_create" (Comet's default), "get" or "create".
-        online: False writes an archive to a local folder; the command ``comet upload`` sends the archive later.
+        online: if False, write an archive to a local folder. The command ``comet upload`` sends it later.
         prefix: a text in front of every metric's name, followed by a hyphen.
         kwargs: arguments of ``comet_ml.ExperimentConfig``: ``name``, ``tags``, ``offline_directory``, ...
 
@@ -75,7 +75,7 @@ class CometLogger(Tables):
     def _begin(self) -> Any:
         mode = self._mode
         if self._resumed and (self._online is False or mode == "create"):
-            # The mode "get" continues the experiment; the mode "create" would create another experiment.
+            # "create" would create another experiment
             mode = "get"
         run = comet_ml.start(
             api_key=self._api_key, workspace=self._workspace, project=self._project, experiment_key=self._run_id,
@@ -98,14 +98,14 @@ class CometLogger(Tables):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Log numbers at ``step``; a value called "epoch" also sets Comet's epoch."""
+        """Log numbers at ``step``. A number called "epoch" also sets Comet's epoch."""
         row = self._named(metrics)
         epoch = metrics.get("epoch")
         self.experiment.log_metrics(row, step=step, epoch=None if epoch is None else int(epoch))
 
     @rank_zero_only
     def log_hyperparams(self, params: Any = None) -> None:
-        """Log ``params``, a mapping or a namespace; nested names are joined by a slash."""
+        """Log ``params``, a mapping or a namespace. A slash joins nested names."""
         self.experiment.log_parameters(flat(mapping_of(params)))
 
     @rank_zero_only
@@ -117,7 +117,7 @@ class CometLogger(Tables):
 
     @rank_zero_only
     def log_image(self, key: str, images: Sequence[Any], step: int | None = None, **kwargs: Sequence[Any]) -> None:
-        """Log images: arrays, PIL images or paths. Each list in ``kwargs`` has one entry per image."""
+        """Log images: arrays, PIL images or paths. Each list in ``kwargs`` has an entry for each image."""
         for image, own in self._each("log_image", key, images, kwargs):
             self.experiment.log_image(array_of(image), name=key, step=step, **own)
 
@@ -141,9 +141,7 @@ class CometLogger(Tables):
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """Send the remaining data. The experiment stays open, so that ``trainer.test`` can log to the experiment. Comet
-        ends the experiment when the program ends.
-        """
+        """Send the remaining data. The experiment stays open for ``trainer.test``, until the program ends."""
         if self._run is not None:
             self._run.log_other("Status", status)
             if hasattr(self._run, "flush"):

@@ -25,19 +25,18 @@ class CSVLogger(FolderLogger):
     """Writes ``metrics.csv`` and ``hparams.yaml`` in the folder ``<save_dir>/<name>/version_<n>``.
 
     A row contains a step and the values of this step. Each new name adds a column. Consecutive calls for one step write
-    to one row. If a name gets a second, different value, a new row begins. If the program passes the ``version`` of an
-    existing run, the logger continues the table of this run. A resumed fit continues the table after the last row at
-    the time of the checkpoint. Later rows move to ``metrics_replaced.csv``, because the resumed fit logs their steps
-    again. If another logger also writes to the table, this logger warns, and the table keeps the rows of both loggers.
-    Between two writes, no file is open, and no thread runs.
+    to one row. If a name gets another value for this step, a new row begins. With the ``version`` of an existing run,
+    the logger continues the table of this run. A resumed fit logs the steps after the checkpoint again. Their old rows
+    move to ``metrics_replaced.csv``. If another logger writes to the same table, this logger warns, and the table keeps
+    the rows of both. Between two writes, no file is open, and no thread runs.
 
     Args:
         save_dir: the root folder, or an address such as ``s3://bucket/runs``: see docs/remote.md.
         name: the experiment's folder below ``save_dir``; "": no such folder.
         version: a number, a folder name, or ``None`` for the next free number.
         prefix: a text in front of every column's name except ``step``, followed by a hyphen.
-        flush_logs_every_n_steps: the number of steps after which rows are written to the file. Rows are also written at
-            each checkpoint and at the end of the run.
+        flush_logs_every_n_steps: after how many steps to write rows to the file. Rows are also written at each
+            checkpoint and at the end of the run.
 
     Raises:
         ConfigurationError: ``flush_logs_every_n_steps`` is below 1, or ``version`` has a wrong type.
@@ -55,40 +54,40 @@ class CSVLogger(FolderLogger):
         super().__init__(save_dir, name, version, prefix)
         check_count("CSVLogger", "flush_logs_every_n_steps", flush_logs_every_n_steps, lowest=1, otherwise=100)
         self._flush_every = flush_logs_every_n_steps
-        self._flushed_at: int | None = None  # the first step of the unwritten rows
+        self._flushed_at: int | None = None  # the first step that is not written to the file
         self._columns: list[str] = []
         self._columns_in_file: list[str] = []
-        # The rows to write to the file, starting at byte `_offset`. After a write, the last row stays in memory,
-        # because later calls can add values to this row.
+        # The rows to write to the file from byte `_offset` on. The last row stays here after a write, because later
+        # calls may add values to it.
         self._rows: list[Row] = []
         self._offset = 0
-        self._rows_before = 0  # the number of rows in the file before byte _offset
+        self._rows_before = 0  # how many rows the file has before byte `_offset`
         self._opened = False
         self._dirty = False
-        self._left: tuple[int, ...] | None = None  # the result of _identity after this logger's last write
+        self._left: tuple[int, ...] | None = None  # what `_identity` returned after this logger's last write
         self._row_in_file: Row = {}  # the last row in the file
         self._shared = False
-        self._found: Row = {}  # the last row of the existing table; empty if not all values are numbers
-        self._resumes_at: dict[str, Any] = {}  # the state from the checkpoint; empty after the next logged value
+        self._found: Row = {}  # the last row of the table that is continued; {} unless all values are numbers
+        self._resumes_at: dict[str, Any] = {}  # the checkpoint's state; {} from the next logged value on
 
     @property
     def metrics_file_path(self) -> str:
-        """The path of the table; the file is created at the first write."""
+        """The path of the table. The file is created when rows are first written."""
         return os.path.join(self.log_dir, "metrics.csv")
 
     @property
     def _table(self) -> str:
-        """The local path of the table. If the run's folder is at an address, the table is uploaded from this path."""
+        """The table's local path. For a run at an address, this file is uploaded."""
         return os.path.join(here, "metrics.csv") if (here := self._here) != self.log_dir else self.metrics_file_path
 
     @property
     def experiment(self) -> CSVExperiment:
-        """The object that writes the files: ``log_metrics``, ``log_hparams``, ``save`` and ``add_scalar``."""
+        """An object with ``log_metrics``, ``log_hparams``, ``save`` and ``add_scalar``, which writes the files."""
         return CSVExperiment(self)
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Add ``metrics`` to the table; by default, ``step`` is the last row's step plus one."""
+        """Add ``metrics`` to the table, by default at the step after the last row."""
         self._open()
         if self._resumes_at:
             state, self._resumes_at = self._resumes_at, {}
@@ -98,7 +97,7 @@ class CSVLogger(FolderLogger):
         values = {name: _plain(value) for name, value in self._named(metrics).items() if name != "step"}
         row = {"step": step, **values}
         if not self._rows and row.items() <= self._found.items():
-            return  # a resumed run logs the values of the checkpoint's step again
+            return  # a resumed run logs the checkpoint's step again
         last = self._rows[-1] if self._rows else {}
         if last.get("step") == step and all(last.get(name, value) == value for name, value in values.items()):
             last.update(values)
@@ -108,14 +107,14 @@ class CSVLogger(FolderLogger):
         self._dirty = True
         if self._flushed_at is None:
             self._flushed_at = step
-        # The difference can be negative, because a second run with this logger begins at step 0.
+        # abs, because a second run with this logger starts again at step 0
         if abs(step - self._flushed_at) + 1 >= self._flush_every:
             self._flushed_at = step + 1
             self.save()
 
     @rank_zero_only
     def log_hyperparams(self, params: Any = None) -> None:
-        """Write ``params``, a mapping or a namespace, to ``hparams.yaml``; later values replace earlier values."""
+        """Write ``params``, a mapping or a namespace, to ``hparams.yaml``. Later values replace earlier ones."""
         self._keep_hparams(params)
         self._write_hparams()
 
@@ -126,8 +125,8 @@ class CSVLogger(FolderLogger):
         return {**self._place(), **(self._resumes_at or now)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue the table after the row in ``state``, if the table has this row. When the next value is logged,
-        later rows move to ``metrics_replaced.csv``.
+        """Continue the table after the last row in ``state``, if the table has it. Later rows move to
+        ``metrics_replaced.csv`` when the next value is logged.
         """
         is_same = self._continues or state.get("folder") == self._place().get("folder", "")
         if "rows" in state and (is_same or (state["last"] and not self.numbers_runs)):
@@ -143,14 +142,13 @@ class CSVLogger(FolderLogger):
         self._write_hparams()
         if not self._dirty:
             if not self.is_undecided:
-                # save() is also called at the start of a fit. If the folder is unusable, this read raises an error
-                # before training.
+                # save() is also called when a fit starts: an unusable folder then raises an error before training.
                 self._open()
             return
         self._make_folder()
         table = self._table
         with _writing_alone(os.path.dirname(table)):
-            # The table is downloaded if another process of this run has written the table.
+            # Another process of this run may have written the table.
             if self._fetch("metrics.csv"):
                 self._keep_unwritten_rows()
                 self._left = _identity(table)
@@ -179,7 +177,7 @@ class CSVLogger(FolderLogger):
         self._upload(releases=True)
 
     def _open(self) -> None:
-        """If the table exists, read the table, so that new rows follow the existing rows."""
+        """Before the first row, read an existing table, so that new rows follow its rows."""
         if self._opened:
             return
         self._opened = True
@@ -192,11 +190,11 @@ class CSVLogger(FolderLogger):
                     self._found = _row(self._columns_in_file, file.read(self._offset).splitlines()[-1])
 
     def _read_table(self) -> None:
-        """Read the columns of the table, and the position of the last row's end."""
+        """Read the table's columns, and where its last row ends."""
         own, self._columns, self._columns_in_file, self._offset, self._rows_before = self._columns, ["step"], [], 0, 0
         with contextlib.suppress(FileNotFoundError), open(self._table, "rb") as file:
             content = file.read()
-            # After a crash, the last line can be incomplete, without a newline. This line is left out.
+            # After a crash, the last line may have no newline. It is left out.
             self._offset = content.rfind(b"\n") + 1
             text = content[: self._offset].decode(errors="backslashreplace")
             lines = csv.reader(io.StringIO(text, newline=""))
@@ -208,9 +206,8 @@ class CSVLogger(FolderLogger):
         self._columns += [name for name in own if name not in self._columns]
 
     def _take_rows_back(self, rows: int, last: Row) -> None:
-        """Keep the first ``rows`` rows of the table; if ``last`` is not empty, also keep the next row, which must be
-        equal to ``last``. Move later rows to ``metrics_replaced.csv``. If a row to keep is missing, do not change the
-        table.
+        """Keep the first ``rows`` rows of the table, and the row ``last`` if it follows. Move the other rows to
+        ``metrics_replaced.csv``. If these rows are not in the table, do not change it.
         """
         self._save()
         table = self._table
@@ -235,7 +232,7 @@ class CSVLogger(FolderLogger):
             self._written(lines, len(before))
 
     def _continue_changed_table(self, deleted: bool) -> None:
-        """Continue after the rows that another logger has written. If the table was ``deleted``, start a new table."""
+        """Continue after the rows of another logger. If the table was ``deleted``, start a new one."""
         if deleted:
             rank_zero_warn(
                 f"{self.metrics_file_path} was deleted, and the rows in it are lost. CSVLogger begins a new table. "
@@ -252,7 +249,7 @@ class CSVLogger(FolderLogger):
         self._keep_unwritten_rows()
 
     def _keep_unwritten_rows(self) -> None:
-        """Read the table again. Drop the values in memory that the table now contains."""
+        """Read the table again. Drop values from memory that it already contains."""
         self._read_table()
         if self._row_in_file and self._rows:
             first, written = self._rows[0], self._row_in_file
@@ -261,7 +258,7 @@ class CSVLogger(FolderLogger):
         self._row_in_file = {}
 
     def _widened(self) -> bytes:
-        """Return the file's content before `_offset`, with the new columns added."""
+        """Return the file's content before `_offset`, with the new columns."""
         if not self._offset:
             return _encode([self._columns])
         with open(self._table, "rb") as file:
@@ -270,7 +267,7 @@ class CSVLogger(FolderLogger):
         if self._columns[:known] == self._columns_in_file and not any(
             mark in content for mark in (b'"', b"\r", b"\n\n")
         ):
-            # Commas at the end of each row are enough. Parsing the complete table for each new name could take hours.
+            # Only add commas to each row, because parsing the table for each new name could take hours.
             rows = content[content.index(b"\n") + 1 :]
             return _encode([self._columns]) + rows.replace(b"\n", b"," * (len(self._columns) - known) + b"\n")
         old = csv.DictReader(io.StringIO(content.decode(errors="backslashreplace"), newline=""))
@@ -282,7 +279,7 @@ class CSVLogger(FolderLogger):
         try:
             file.write(b"".join(lines))
             file.truncate()
-            file.flush()  # if the disk is full, this raises, and the rows stay in memory
+            file.flush()  # a full disk raises an error here, while the rows are still in memory
         except OSError as error:
             path = self.metrics_file_path
             raise OSError(error.errno, f"{files.reason(error, Path(path))}. Rows before it are kept", path) from error
@@ -292,8 +289,8 @@ class CSVLogger(FolderLogger):
         return [_encode([[row.get(name, "") for name in self._columns]]) for row in self._rows]
 
     def _written(self, lines: list[bytes], offset: int) -> None:
-        """Update the state after a write of rows at ``offset``. Only the last row stays in memory, because later calls
-        can add values to this row.
+        """Note that ``lines`` were written at ``offset``. Keep only the last row in memory, because later calls may add
+        values to it.
         """
         self._offset = offset + sum(map(len, lines[:-1]))
         self._rows_before += max(len(lines) - 1, 0)
@@ -302,7 +299,7 @@ class CSVLogger(FolderLogger):
 
 
 class CSVExperiment:
-    """Writes to the files of a :class:`CSVLogger`, for programs that use ``logger.experiment``; only on rank 0.
+    """``logger.experiment`` of a :class:`CSVLogger`: writes to the logger's files, only on rank 0.
 
     Attributes:
         log_dir: the folder of the files.
@@ -336,7 +333,7 @@ class CSVExperiment:
     """Store hyperparameters."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int | None = None) -> None:
-        """Add one number; the arguments have the meaning of TensorBoard's ``SummaryWriter.add_scalar``."""
+        """Add one number. The arguments are those of TensorBoard's ``SummaryWriter.add_scalar``."""
         self._logger.log_metrics({tag: scalar_value}, global_step)
 
     save = calls("_logger.save")
@@ -351,9 +348,7 @@ class CSVExperiment:
 
 @contextlib.contextmanager
 def _writing_alone(folder: str) -> Iterator[None]:
-    """Context with a lock on the folder, for loggers in several processes. On a file system without locks, the context
-    does nothing.
-    """
+    """Hold a lock on the folder against loggers in other processes. Do nothing on a file system without locks."""
     unlock = files.locked(folder, _LOCK_PATIENCE_S)
     try:
         yield
@@ -371,7 +366,7 @@ def _identity(path: str) -> tuple[int, ...] | None:
 
 
 def _row(columns: list[str], line: bytes) -> Row:
-    """Return the numbers in a line of the table, by column; an empty dictionary if a value is not a number."""
+    """Return the numbers in a line of the table by column; if a value is no number, an empty dictionary."""
     try:
         texts = next(csv.reader([line.decode()]), [])
         row: Row = {

@@ -1,4 +1,4 @@
-"""The logger of ``fast_dev_run`` discards all values."""
+"""A logger that discards all values, for ``Trainer(fast_dev_run=True)``."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from drivetrain.loggers.logger import Logger
 
 
 class DummyLogger(Logger):
-    """Accepts every call and writes nothing, so that a program's calls of loggers work in ``fast_dev_run``.
+    """Replaces the program's loggers in ``fast_dev_run``. It accepts every call and writes nothing.
 
-    The logger has every method that another logger can have: ``logger.log_image(...)`` does nothing.
+    It also has the methods of all other loggers: ``logger.log_image(...)`` does nothing.
 
     Args:
         save_dir: ignored.
@@ -40,11 +40,11 @@ class DummyLogger(Logger):
 
 
 class Nothing:
-    """An object whose attributes and calls all return the object itself."""
+    """An object that returns itself for each attribute and each call."""
 
     def __getattr__(self, name: str) -> Nothing:
         if name.startswith("__"):
-            raise AttributeError(name)  # copy and pickle must find no special methods
+            raise AttributeError(name)  # copy and pickle look for special methods, and must find none
         return self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Nothing:

@@ -1,4 +1,4 @@
-"""The base class of loggers, and the registry of loggers. The Trainer passes the logged numbers of a run to loggers."""
+"""The base class of loggers, to which the Trainer passes a run's logged numbers, and the registry of loggers."""
 
 from __future__ import annotations
 
@@ -19,26 +19,22 @@ class Logger(ABC):
 
     The Trainer passes plain floats to loggers, at most a few times a second, on global rank 0.
 
-    To add a logger, write a subclass in a new file, in this folder or in a package. A program can also register a class
-    with ``LoggerRegistry.register("name", cls)``. Import the logger's library at the first write, not when the logger's
-    file is imported.
+    To add a logger, write a subclass in a new file of this folder, or in your own code.
+    ``LoggerRegistry.register("name", cls)`` gives it a name. Import the library of a service only when the logger first
+    writes.
     """
 
     LOGGER_JOIN_CHAR: ClassVar[str] = "-"
-    """The text that joins a logger's prefix and the name of a value."""
+    """The text between a logger's ``prefix`` and the name of a value."""
 
     experiment: Any
-    """The library's object for the run, for programs that call the logger's library directly. This property is
-    optional.
-    """
+    """The library's object for the run, for programs that call the library itself. A logger may lack this property."""
 
     group_separator: str = "/"
-    """The text that joins the parts of a callback's logged name, such as "/" in ``lr-SGD/momentum``."""
+    """The text that joins the parts of a name, such as "/" in ``lr-SGD/momentum``."""
 
     keeps_run_record: bool = False
-    """Whether the Trainer records each fit in the file ``run.json`` in :attr:`log_dir`, which ``drivetrain report``
-    reads.
-    """
+    """Whether the Trainer writes ``run.json`` into :attr:`log_dir`, for ``drivetrain report``."""
 
     @property
     @abstractmethod
@@ -48,31 +44,29 @@ class Logger(ABC):
     @property
     @abstractmethod
     def version(self) -> int | str | None:
-        """The version of the run; each run of an experiment has a different version."""
+        """The version of the run, which differs between the runs of an experiment."""
 
     @property
     def save_dir(self) -> str | None:
-        """The root folder that was passed, or ``None`` for a logger without local files."""
+        """The folder that the program has passed; ``None`` for a logger without local files."""
         return None
 
     @property
     def root_dir(self) -> str | None:
-        """The folder with the runs of this experiment, or ``None`` for a logger without local files."""
+        """The folder with the runs of this experiment; ``None`` for a logger without local files."""
         return None
 
     @property
     def log_dir(self) -> str | None:
-        """The folder of this run; checkpoints are saved inside this folder; ``None`` if there is no folder."""
+        """The folder of this run, in which checkpoints are saved; ``None`` if there is no folder."""
         return None
 
     sub_dir: str | None = None
-    """The name of the folder inside the run's folder into which this logger writes; ``None``: the run's folder
-    itself.
-    """
+    """A subfolder of the run's folder into which this logger writes; ``None``: no subfolder."""
 
     @property
     def is_undecided(self) -> bool:
-        """Whether there is no run yet: :attr:`version` is unknown, or will be chosen at the first read."""
+        """Whether there is no run yet. :attr:`version` is then unknown, or reading it would choose it."""
         return False
 
     @property
@@ -81,8 +75,8 @@ class Logger(ABC):
         return False
 
     def continue_run(self, state: Mapping[str, Any], path: str) -> None:
-        """Continue the run of a checkpoint instead of a new run. Called before the objects of a run are created, if the
-        fit resumes from the program's newest checkpoint.
+        """Continue the run of a checkpoint instead of beginning a new run. The Trainer calls this before it sets up a
+        fit that resumes from the program's newest checkpoint.
 
         Args:
             state: the result of :meth:`state_dict` in the checkpoint; empty if the checkpoint is not read yet.
@@ -90,38 +84,35 @@ class Logger(ABC):
         """
 
     def begin_run(self) -> None:
-        """Begin the run now, if a service chooses the run's version. Called in every process when a fit begins.
-
-        After this method, :meth:`agree_on_run` is called.
+        """Begin the run, if a service chooses its version. Every process calls this when a fit begins, and then
+        :meth:`agree_on_run`.
         """
 
     def agree_on_run(self, broadcast: Callable[[Any], Any]) -> None:
-        """Set this process's run to the run of rank 0. Called in every process when the process group exists.
+        """Use the run of rank 0. Every process calls this after the process group was created.
 
         Args:
             broadcast: a function that returns rank 0's argument on every rank.
         """
 
     def leave_run(self) -> None:
-        """Called before this process starts the training processes, because only these processes write to the
-        logger.
+        """Give up the run, because this process will not write. It is called before this process starts the processes
+        that train.
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the logger's state for checkpoints, as plain data. With this state, a resumed fit continues the
-        run.
-        """
+        """Return the logger's state for checkpoints, as plain data. A resumed fit continues the run with it."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue the run of a checkpoint; ``state`` is a result of :meth:`state_dict`. Called before a value is
-        logged.
+        """Continue the run of a checkpoint. ``state`` is a result of :meth:`state_dict`. Called before the first value
+        is logged.
         """
 
     @abstractmethod
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Record ``metrics`` at ``step``, the position on the x axis. In a fit, ``step`` counts training batches from
-        0, but all batches of one optimizer step count as one batch.
+        """Record ``metrics`` at ``step``, the position on the x axis. In a fit, ``step`` starts at 0 and counts
+        training batches. With gradient accumulation, the batches of an optimizer step count as one.
         """
 
     @abstractmethod
@@ -130,33 +121,33 @@ class Logger(ABC):
 
         Args:
             params: a mapping or a namespace; ``None`` if there are no new hyperparameters.
-            args, kwargs: further arguments of a logger, such as ``metrics`` of a TensorBoardLogger.
+            args, kwargs: arguments that only some loggers have, such as ``metrics`` of a TensorBoardLogger.
         """
 
     def log_graph(self, model: nn.Module, input_array: Tensor | None = None) -> None:
         """Record the model's graph. Most loggers do nothing here."""
 
     def save(self) -> None:
-        """Write the recorded values to the file, or send the values to the service."""
+        """Write the recorded values to the file, or send them to the service."""
 
     def finalize(self, status: str) -> None:
-        """Called after the run, with the status ``"success"`` or ``"failed"``. Write the remaining values and close
-        open files.
+        """Write the remaining values, and close open files. Called after the run with the status ``"success"`` or
+        ``"failed"``.
         """
 
     def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
-        """Called when ``checkpoint_callback``, a :class:`~drivetrain.callback.Checkpoint`, has written a checkpoint."""
+        """Called after ``checkpoint_callback`` (a :class:`~drivetrain.callback.Checkpoint`) has written a
+        checkpoint.
+        """
 
 
 LoggerRegistry: Registry[Logger] = Registry("drivetrain.loggers", "logger", "logger")
-"""The loggers by name: loggers in this folder, loggers that programs have registered, and loggers in installed
-packages.
-"""
+"""The loggers by name, from this folder, from programs that registered them, and from installed packages."""
 
 
 def logger_named(name: str, save_dir: str | os.PathLike[str]) -> Logger:
-    """Return a new logger of the class that is registered under ``name``. The argument ``save_dir`` is passed if the
-    class's constructor has this argument.
+    """Return a new object of the logger class that is registered under ``name``. Pass ``save_dir`` if its constructor
+    has this argument.
 
     Raises:
         UnknownNameError: the name is unknown.

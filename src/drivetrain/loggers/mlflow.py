@@ -21,18 +21,18 @@ _STATUS = {"success": "FINISHED", "finished": "FINISHED", "failed": "FAILED"}
 class MLFlowLogger(Tables):
     """Logs to a run of MLflow.
 
-    A resumed fit continues the checkpoint's run. The run can already contain values for steps after the checkpoint.
-    Values for these steps are not logged again, so that the steps of a curve never decrease.
+    A resumed fit continues the checkpoint's run. Values for steps that the run already contains are not logged again,
+    so that the steps of a curve never decrease.
 
     Args:
         experiment_name: the experiment's name; a missing experiment is created.
         run_name: the run's name.
-        tracking_uri: address of the server or store; ``None``: the environment variable ``MLFLOW_TRACKING_URI``; if the
-            variable is not set, ``save_dir``.
+        tracking_uri: the address of the server or store; by default the environment variable ``MLFLOW_TRACKING_URI``,
+            or else ``save_dir``.
         tags: the run's tags.
-        save_dir: a local folder in which MLflow stores everything; ignored with a ``tracking_uri``.
-        log_model: whether to upload checkpoints as artifacts: True uploads, at the end of the run, the checkpoints that
-            still exist; "all" uploads each checkpoint right after the save.
+        save_dir: a local folder in which MLflow stores everything, if there is no ``tracking_uri``.
+        log_model: whether to upload checkpoints as artifacts. "all": each one when it was saved. True: at the end of
+            the run, those that still exist.
         prefix: a text in front of every metric's name, followed by a hyphen.
         artifact_location: the location of a new experiment's artifacts; ``None``: the store's default.
         run_id: the id of a run to continue.
@@ -65,15 +65,15 @@ class MLFlowLogger(Tables):
         self.tags = dict(tags or {})
         self._artifact_location = artifact_location
         self._options = {} if synchronous is None else {"synchronous": synchronous}
-        self._params: dict[str, str] = {}  # the logged parameters; MLflow refuses changes of values
-        self._reached: dict[str, int] = {}  # the last logged step of each name, in a resumed run
+        self._params: dict[str, str] = {}  # the logged parameters, whose values MLflow does not allow to change
+        self._reached: dict[str, int] = {}  # in a resumed run, the last logged step of each name
         self._told = False
 
     # ---- the run -------------------------------------------------------------------------------------------------
 
     def _begin(self) -> Any:
         if self._tracking_uri.startswith("file:"):
-            # Without this variable, MLflow 3 expects a database. The caller chose a folder instead.
+            # MLflow 3 would otherwise refuse a folder, and ask for a database.
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         client = mlflow_tracking.MlflowClient(self._tracking_uri)
         if self._run_id is None:
@@ -99,19 +99,19 @@ class MLFlowLogger(Tables):
 
     @property
     def run_id(self) -> str | None:
-        """The run's id; a read of this property begins the run."""
+        """The run's id. Reading it begins the run."""
         _ = self.experiment
         return self._run_id
 
     @property
     def experiment_id(self) -> str | None:
-        """The id of the experiment; a read of this property begins the run."""
+        """The experiment's id. Reading it begins the run."""
         _ = self.experiment
         return self._experiment_id
 
     @property
     def name(self) -> str | None:
-        """The experiment's name; after the begin of the run, the experiment's id."""
+        """The experiment's name, or its id after the run has begun."""
         return self._experiment_id or self._experiment_name
 
     @property
@@ -123,7 +123,7 @@ class MLFlowLogger(Tables):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Log numbers at ``step``; strings are left out. Characters that MLflow does not allow in names are dropped."""
+        """Log numbers at ``step``. Strings are left out. Characters that MLflow does not allow in names are dropped."""
         client, now, rows = self.experiment, int(time.time() * 1000), []
         for name, value in self._named(metrics).items():
             if isinstance(value, str):
@@ -143,7 +143,7 @@ class MLFlowLogger(Tables):
 
     @rank_zero_only
     def log_hyperparams(self, params: Any = None) -> None:
-        """Log ``params``, a mapping or a namespace, as the run's parameters; nested names are joined by a slash."""
+        """Log ``params``, a mapping or a namespace, as the run's parameters. A slash joins nested names."""
         client = self.experiment
         texts = {_name(name): str(value)[:_LONGEST] for name, value in flat(mapping_of(params)).items()}
         new = [mlflow_entities.Param(name, text) for name, text in texts.items() if self._params.get(name) != text]
@@ -176,7 +176,7 @@ class MLFlowLogger(Tables):
 
     @rank_zero_only
     def finalize(self, status: str = "success") -> None:
-        """Upload the recorded checkpoints, and mark the run as ended. A later value reopens the run."""
+        """Upload the recorded checkpoints, and mark the run as ended. Logging another value opens it again."""
         if self._run is None:
             return
         super().finalize(status)

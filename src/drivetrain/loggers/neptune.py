@@ -13,13 +13,12 @@ from drivetrain.loggers._run import RunLogger, array_of, flat, mapping_of
 
 
 class NeptuneLogger(RunLogger):
-    """Logs to a run of Neptune, through the package neptune 1.x. The service closed in March 2026.
+    """Logs to a run of Neptune, through the package neptune 1.x. The service closed in March 2026, and the constructor
+    warns about this.
 
-    The constructor warns about this. Use another logger instead, for example a TrackioLogger, which keeps runs on this
-    machine.
+    Use for example a TrackioLogger, which keeps runs on this machine.
 
-    A resumed fit continues the checkpoint's run, if the checkpoint contains the run's id. Neptune assigns ids only to
-    online runs.
+    A resumed fit continues the checkpoint's run, if that was online: offline runs have no id.
 
     Args:
         api_key: the key; ``None``: the environment variable ``NEPTUNE_API_TOKEN``.
@@ -27,7 +26,7 @@ class NeptuneLogger(RunLogger):
         name: the run's name.
         run: an existing run from ``neptune.init_run``.
         log_model_checkpoints: upload checkpoints.
-        prefix: a text in front of the name of every value, followed by a slash.
+        prefix: a text in front of every name, followed by a slash.
         neptune_run_kwargs: arguments of ``neptune.init_run``: ``mode="offline"``, ``tags``, ``with_id``, ...
 
     Raises:
@@ -80,7 +79,7 @@ class NeptuneLogger(RunLogger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Append each number, at ``step``, to the series with the number's name."""
+        """Append each number to the series of its name, at ``step``."""
         for name, value in metrics.items():
             self.experiment[f"{self._folder}{name}"].append(value, step=step)
 
@@ -113,9 +112,7 @@ class NeptuneLogger(RunLogger):
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """Send the remaining data. The run stays open, so that ``trainer.test`` can log to the run. Neptune ends the
-        run when the program ends.
-        """
+        """Send the remaining data. The run stays open for ``trainer.test``, until the program ends."""
         if self._run is not None:
             self._run[f"{self._folder}status"] = status
             self._run.sync(wait=False)
@@ -125,6 +122,6 @@ def _id_of(run: Any) -> str | None:
     """Return the run's id; ``None`` if the run is offline."""
     try:
         found = run["sys/id"].fetch()
-    except Exception:  # an offline run raises an exception of another type
+    except Exception:  # an offline run may raise any exception
         return None
     return None if found is None else str(found)

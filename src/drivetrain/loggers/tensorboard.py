@@ -30,30 +30,29 @@ with on_first_use:
 
 
 _WRITER_ARGUMENTS = ("comment", "purge_step", "max_queue", "flush_secs", "filename_suffix")
-"""The arguments of SummaryWriter, except the folder. This list exists because the import of SummaryWriter is slow."""
+"""The arguments of SummaryWriter except ``log_dir``. They are listed here because importing SummaryWriter is slow."""
 
-_RESUMED = ".resumed"  # a part of the names of event files that are written after a resume
+_RESUMED = ".resumed"  # event files written after a resume have this in their names
 
 
 class TensorBoardLogger(FolderLogger):
     """Writes event files and ``hparams.yaml`` into the folder ``<save_dir>/<name>/version_<n>[/<sub_dir>]``.
 
-    From the first value until :meth:`finalize`, a writer with an open file and a thread exists. Later values, for
-    example of ``trainer.test``, are appended to the event file. A new process that continues the run, for example in a
-    resumed fit, writes a new event file. A resumed fit with an equal ``version`` continues the curves at the
-    checkpoint's step. Events after this step move to files ``events_replaced.*``, because the fit logs their steps
-    again. For charts with several curves, TensorBoard uses other folders. In these folders, new events hide old events,
-    and no event is moved.
+    Between the first value and :meth:`finalize`, the logger has an open file and a thread. Later values, for example of
+    ``trainer.test``, are appended to this file. Another process that continues the run writes a new file. A resumed fit
+    with the same ``version`` continues the curves at the checkpoint's step. Events after this step move to files
+    ``events_replaced.*``, because the fit logs these steps again. This does not apply to charts with several curves:
+    there, TensorBoard hides the old events.
 
     Args:
         save_dir: the root folder; ``~`` and environment variables are expanded.
         name: the experiment's folder below ``save_dir``; "" or ``None``: no such folder.
         version: a number, a folder name, or ``None`` for the next free number.
-        log_graph: record the model's graph when a fit starts, if the model has an ``example_input_array``.
-        default_hp_metric: log ``hp_metric = -1`` if hyperparameters are logged without a metric, because TensorBoard's
-            table shows only runs with a metric.
+        log_graph: whether to record the model's graph when a fit starts, if the model has an ``example_input_array``.
+        default_hp_metric: whether to log ``hp_metric = -1`` with hyperparameters that have no metric. TensorBoard's
+            table of hyperparameters shows only runs with a metric.
         prefix: a text in front of every metric's name, followed by a hyphen.
-        sub_dir: the name of a folder for the files, inside the run's folder.
+        sub_dir: a subfolder of the run's folder, for all files.
         kwargs: arguments of ``torch.utils.tensorboard.SummaryWriter``: ``max_queue``, ``flush_secs``, ...
 
     Raises:
@@ -86,14 +85,14 @@ class TensorBoardLogger(FolderLogger):
         self._writer: EventFile | None = None
         self._event_file: str | None = None  # the event file that this process writes
         self._owner = os.getpid()
-        self._sizes: dict[str, int] = {}  # the sizes of the run's event files by name
+        self._sizes: dict[str, int] = {}  # for each event file of the run, its size
         self._last: dict[str, int] = {}  # the last step of each curve
-        # the last step in the checkpoint, for each curve that a resumed fit has not continued yet
+        # for each curve that a resumed fit has not continued yet, its last step in the checkpoint
         self._found: dict[str, int] = {}
-        self._resumes_at: dict[str, Any] = {}  # the state from the checkpoint; empty after the next logged value
+        self._resumes_at: dict[str, Any] = {}  # the checkpoint's state; {} from the next logged value on
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_writer": None, "_event_file": None}  # a copy of the logger writes its own file
+        return {**self.__dict__, "_writer": None, "_event_file": None}  # a copy writes a file of its own
 
     @property
     def sub_dir(self) -> str | None:  # type: ignore[override]  # read-only here
@@ -102,12 +101,12 @@ class TensorBoardLogger(FolderLogger):
 
     @property
     def log_dir(self) -> str:
-        """This run's folder, including ``sub_dir``; the folder is created when the first value is written."""
+        """This run's folder, including ``sub_dir``. It is created when the first value is written."""
         return os.path.join(super().log_dir, self._sub_dir) if self._sub_dir else super().log_dir
 
     @property
     def experiment(self) -> SummaryWriter:
-        """The ``SummaryWriter``, for images, histograms and so on; a read of this property opens the writer.
+        """The ``SummaryWriter``, for images, histograms and so on. Reading it opens the writer.
 
         On ranks other than 0, this object ignores every call.
         """
@@ -129,11 +128,11 @@ class TensorBoardLogger(FolderLogger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Record each number as a scalar; a mapping of numbers becomes several curves in one chart."""
+        """Record each number as a scalar. A dictionary of numbers becomes a chart with several curves."""
         writer, values = self.experiment, self._named(metrics)
         if step is not None:
-            curves = values.keys() - self._named({"epoch": 0}).keys()  # "epoch" is logged together with each curve
-            # A resumed fit logs the values of the checkpoint's step again. These values are already in the file.
+            curves = values.keys() - self._named({"epoch": 0}).keys()  # the Trainer adds "epoch" to every call
+            # A resumed fit logs the checkpoint's step again, but the file already has these values.
             known = {name for name in curves if step <= self._found.get(name, step - 1)}
             if known and known == curves:
                 return
@@ -153,12 +152,11 @@ class TensorBoardLogger(FolderLogger):
     def log_hyperparams(
         self, params: Any = None, metrics: Mapping[str, float] | float | None = None, step: int | None = None
     ) -> None:
-        """Record ``params``, a mapping or a namespace, for the table of runs; nested names are joined by a slash.
+        """Record ``params``, a mapping or a namespace, for TensorBoard's table of runs. A slash joins nested names.
 
         Args:
-            params: the hyperparameters, which are merged into the hyperparameters of earlier calls; ``None``: no new
-                hyperparameters.
-            metrics: numbers by name, to compare runs. A single number without a name gets the name ``hp_metric``.
+            params: the hyperparameters, which are added to those of earlier calls; ``None``: no new ones.
+            metrics: numbers by name, with which to compare runs. A single number is called ``hp_metric``.
             step: the position of ``metrics`` on the x axis; 0 by default.
         """
         from torch.utils.tensorboard.summary import hparams
@@ -172,20 +170,19 @@ class TensorBoardLogger(FolderLogger):
         if is_result:
             self._found = {name: at for name, at in self._found.items() if name not in self._named(metrics)}
         self.log_metrics(metrics, step or 0)
-        # The next lines replace SummaryWriter.add_hparams, which would create another run in a folder below this
-        # folder.
+        # SummaryWriter.add_hparams would create another run in a subfolder.
         summaries = hparams(dict(_flat(self.hparams)), self._named(metrics))  # type: ignore[no-untyped-call]
         for summary in summaries:
             file_writer.add_summary(summary)
 
     @rank_zero_only
     def log_graph(self, model: nn.Module, input_array: Tensor | None = None) -> None:
-        """Record the graph of ``model``, traced with ``input_array``; the default is the model's
+        """Record the graph of ``model``, traced with ``input_array``. By default, this is the model's
         ``example_input_array``.
 
-        Only a logger with ``log_graph=True`` records the graph. The trace uses evaluation mode and the Trainer's
-        precision, and has no effect on the run (see :func:`~drivetrain.module.export.example_pass`). If the trace
-        fails, the method warns and records no graph.
+        Do nothing without ``log_graph=True``. The model is traced in evaluation mode and in the Trainer's precision,
+        without an effect on the run (see :func:`~drivetrain.module.export.example_pass`). If the trace fails, warn and
+        record no graph.
         """
         if not self._log_graph:
             return
@@ -197,14 +194,14 @@ class TensorBoardLogger(FolderLogger):
                 )
                 return
             args, kwargs = inputs
-            # torch's tracer reads every attribute, and ``trainer`` of a module without a Trainer raises an error. So
-            # such a module is replaced by a copy whose ``trainer`` is None.
+            # torch's tracer reads every attribute. Without a Trainer, the attribute ``trainer`` would raise an error,
+            # so trace a copy in which it is None.
             traced = model if getattr(model, "_trainer", None) is not None else detached(model)
             if kwargs:
                 traced, args = _ByName(traced, list(kwargs)), tuple(kwargs.values())
             try:
                 with warnings.catch_warnings():
-                    # Ignore torch's warning: the tracer is deprecated, but torch's own add_graph calls the tracer.
+                    # torch's own add_graph uses the tracer, which torch has deprecated.
                     warnings.filterwarnings("ignore", ".torch.jit.* is deprecated")
                     # Strict tracing does not support a dictionary as output.
                     self.experiment.add_graph(traced, args, use_strict_trace=False)
@@ -222,8 +219,8 @@ class TensorBoardLogger(FolderLogger):
         return {**self._place(), **(self._resumes_at or {"files": dict(self._sizes), "last": dict(self._last)})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue the event files in ``state``, if the folder contains these files. When the next value is logged,
-        later events in these files are moved to other files.
+        """Continue the event files in ``state``, if the folder contains them. Later events in them move to other files
+        when the next value is logged.
         """
         if (state["files"] and not self.numbers_runs) or self._continues:
             self._resumes_at = {name: {**state[name]} for name in ("files", "last")}
@@ -237,7 +234,7 @@ class TensorBoardLogger(FolderLogger):
                 self._sizes[os.path.basename(self._event_file)] = os.path.getsize(self._event_file)
 
     def _take_events_back(self) -> None:
-        """Cut each event file to its size in the checkpoint, and move later events to another file."""
+        """Cut each event file to its size when the checkpoint was saved, and move later events to another file."""
         state, self._resumes_at = self._resumes_at, {}
         if self._writer is not None:
             self._writer.close()
@@ -249,8 +246,8 @@ class TensorBoardLogger(FolderLogger):
             return  # the state is for another folder
         self._sizes, self._last, self._found = state["files"], state["last"], dict(state["last"])
         for name in names:
-            # Processes that resumed from this checkpoint or a later checkpoint have written files with this name. If
-            # the run had no event file at the time of the checkpoint, all event files are later files.
+            # Files with this name are from fits that resumed from this or a later checkpoint. If the checkpoint lists
+            # no event file, all of them are later.
             is_later = name.startswith("events.out.") and (_RESUMED in name or not self._sizes)
             size = self._sizes.get(name, 0 if is_later else None)
             if size is not None:
@@ -273,8 +270,7 @@ class TensorBoardLogger(FolderLogger):
         """Write buffered values, and ``hparams.yaml``."""
         self._flush(also_empty=not self.is_undecided)
         if self._writer is None and not self.is_undecided:
-            # save() is also called at the start of a fit. If the folder is unusable, this read raises an error before
-            # training.
+            # save() is also called when a fit starts: an unusable folder then raises an error before training.
             self._look_into_folder()
 
     def _flush(self, also_empty: bool = False) -> None:
@@ -286,14 +282,12 @@ class TensorBoardLogger(FolderLogger):
         self._upload()
 
     def _forget_copy(self) -> None:
-        """In a forked process, drop the writer: the writer's thread does not exist in this process, and a wait for the
-        thread would hang.
-        """
+        """In a forked process, drop the writer. Its thread does not exist here, and waiting for it would hang."""
         if self._owner != os.getpid():
             self._writer, self._event_file, self._owner = None, None, os.getpid()
 
     def _forget_deleted(self) -> None:
-        """Close the writer if its event file was deleted; otherwise later values would be lost without an error."""
+        """Close the writer if its file was deleted. Otherwise later values would be lost without an error."""
         if self._event_file is None or os.path.exists(self._event_file):
             return
         rank_zero_warn(
@@ -314,12 +308,12 @@ class TensorBoardLogger(FolderLogger):
             self._writer = None
         if self._mirror is not None:
             self._note_size()
-            self._event_file = None  # the upload will remove the local file
+            self._event_file = None  # the upload removes the local file
         self._upload(releases=True)
 
 
 class _ByName(nn.Module):
-    """Wraps a model with keyword inputs, because torch's tracer supports only positional inputs."""
+    """Passes positional inputs to a model as keywords, because torch's tracer has no keywords."""
 
     def __init__(self, model: nn.Module, names: list[str]) -> None:
         super().__init__()

@@ -17,14 +17,12 @@ class TrackioLogger(RunLogger):
 
     The command ``trackio show`` shows the runs in a browser.
 
-    The environment variable ``TRACKIO_DIR`` names the database's folder. Set the variable before the import of trackio.
-    A resumed fit continues the checkpoint's run.
+    The environment variable ``TRACKIO_DIR`` names the database's folder. Set it before trackio is imported. A resumed
+    fit continues the checkpoint's run.
 
     Args:
-        project: the project; ``None``: the environment variable ``TRACKIO_PROJECT``; if the variable is not set,
-            "lightning_logs".
-        name: the run's name; an existing run with this name is continued; ``None``: a new run, whose name Trackio
-            chooses.
+        project: the project; by default the environment variable ``TRACKIO_PROJECT``, or else "lightning_logs".
+        name: the run's name. A run that has this name is continued. ``None``: a new run, whose name Trackio chooses.
         prefix: a text in front of every metric's name, followed by a hyphen.
         kwargs: arguments of ``trackio.init``: ``group``, ``space_id``, ``server_url``, ``auto_log_gpu``, ...
 
@@ -36,7 +34,7 @@ class TrackioLogger(RunLogger):
         super().__init__(prefix, name, "trackio")
         self._project = project or os.environ.get("TRACKIO_PROJECT", "lightning_logs")
         self._init: dict[str, Any] = {"embed": False, **kwargs}
-        # Trackio replaces the run's configuration at each start and each continuation of the run.
+        # each trackio.init replaces the run's configuration
         self._init["config"] = dict(kwargs.get("config") or {})
 
     def _begin(self) -> Any:
@@ -61,7 +59,7 @@ class TrackioLogger(RunLogger):
 
     @rank_zero_only
     def log_image(self, key: str, images: Sequence[Any], step: int | None = None, **kwargs: Sequence[Any]) -> None:
-        """Log images: tensors, arrays of 8-bit numbers, PIL images or paths; ``caption`` has one entry for each
+        """Log images: tensors, arrays of 8-bit numbers, PIL images or paths. ``caption`` has an entry for each
         image.
         """
         for image, own in self._each("log_image", key, images, kwargs):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _STEP = "trainer/global_step"
 _SETTINGS = ("monitor", "mode", "save_last", "save_top_k", "save_weights_only", "_every_n_train_steps")
-"""The arguments of ModelCheckpoint that are stored with each uploaded checkpoint, by Lightning's names."""
+"""Attributes of ModelCheckpoint that are stored with each uploaded checkpoint."""
 
 
 class InitArguments(TypedDict, total=False):
@@ -50,22 +50,20 @@ class InitArguments(TypedDict, total=False):
 class WandbLogger(Tables):
     """Logs to a run of Weights & Biases.
 
-    The x axis of the curves is ``trainer/global_step``. wandb's own step is not set, because wandb drops a row whose
-    step is lower than the step of an earlier row. A resumed fit logs such rows. A resumed fit continues the
-    checkpoint's run.
+    The x axis of the curves is ``trainer/global_step``. It is not wandb's own step, because wandb drops values of
+    earlier steps, which a resumed fit logs. A resumed fit continues the checkpoint's run.
 
     Args:
         name: the run's name.
         save_dir: the folder for wandb's files.
         version: an alias of ``id``.
-        offline: keep the run on this machine; the command ``wandb sync`` uploads the run later.
+        offline: keep the run on this machine. The command ``wandb sync`` uploads it later.
         dir: an alias of ``save_dir``.
-        id: the id of the run; an existing run with this id is continued.
+        id: the run's id. A run that has this id is continued.
         anonymous: log without an account.
-        project: the project; ``None``: the environment variable ``WANDB_PROJECT``; if the variable is not set,
-            "lightning_logs".
-        log_model: whether to upload checkpoints: True uploads, at the end of the run, the checkpoints that still exist;
-            "all" uploads each checkpoint right after the save.
+        project: the project; by default the environment variable ``WANDB_PROJECT``, or else "lightning_logs".
+        log_model: whether to upload checkpoints. "all": each one when it was saved. True: at the end of the run, those
+            that still exist.
         experiment: an existing run from ``wandb.init``.
         prefix: a text in front of every metric's name, followed by a hyphen.
         checkpoint_name: the name of the artifact with checkpoints; ``None``: ``model-<run id>``.
@@ -133,7 +131,7 @@ class WandbLogger(Tables):
         return run
 
     def _define_axis(self, run: Any) -> None:
-        # values that come from TensorBoard have their own x axis
+        # wandb has another x axis for values that it takes over from TensorBoard
         if getattr(run, "define_metric", None) and self._has_tensorboard:
             run.define_metric("*", step_metric="global_step")
         elif getattr(run, "define_metric", None):
@@ -169,8 +167,8 @@ class WandbLogger(Tables):
 
     @rank_zero_only
     def log_image(self, key: str, images: Sequence[Any], step: int | None = None, **kwargs: Sequence[Any]) -> None:
-        """Log images: tensors, arrays, PIL images or paths. Each list in ``kwargs``, such as ``caption``, has one entry
-        per image.
+        """Log images: tensors, arrays, PIL images or paths. Each list in ``kwargs``, such as ``caption``, has an entry
+        for each image.
         """
         self._log_media("log_image", "Image", key, images, step, kwargs)
 
@@ -215,7 +213,7 @@ class WandbLogger(Tables):
             artifact: the artifact's name in wandb, ``entity/project/name:version``.
             save_dir: the target folder; ``None``: wandb's folder.
             artifact_type: the artifact's type.
-            use_artifact: if a run exists, record in this run that the artifact is used.
+            use_artifact: whether to record in the run, if there is one, that it uses the artifact.
         """
         if wandb.run is not None and use_artifact:
             found = wandb.run.use_artifact(artifact)
@@ -224,12 +222,12 @@ class WandbLogger(Tables):
         return str(found.download(root=None if save_dir is None else os.fspath(save_dir)))
 
     def use_artifact(self, artifact: str, artifact_type: str | None = None) -> Any:
-        """Record in the run that an artifact is used, and return the artifact."""
+        """Record that the run uses an artifact, and return the artifact."""
         return self.experiment.use_artifact(artifact, type=artifact_type)
 
 
 def _plain(value: Any) -> Any:
-    """Return hyperparameters in the form that wandb accepts: plain data unchanged, other values as text."""
+    """Return hyperparameters as wandb accepts them: plain data unchanged, and other values as text."""
     if isinstance(value, Mapping):
         return {str(key): _plain(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,1 +1,3 @@
-"""The record ``run.json`` of a run, and the command ``drivetrain report``. The command shows a run as one HTML page."""
+"""The record ``run.json`` of a run, and the command ``drivetrain report``. The command describes a run on one HTML
+page.
+"""

@@ -1,4 +1,4 @@
-"""The version of the program's code: the git commit, and the uncommitted changes."""
+"""Finds the git commit of the program's code, and the uncommitted changes."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ import time
 from typing import Any
 
 DIFF_LIMIT = 100_000
-"""The largest number of bytes of a diff that is stored."""
+"""A longer diff is cut to this number of bytes."""
 
-_PIECE = 1 << 16  # the number of bytes of the output that are read at once
+_PIECE = 1 << 16  # bytes to read at a time
 _TIMEOUT_S = 2.0
-_FRESH_S = 60  # an answer of git is used for this many seconds, because a program may fit many models
+_FRESH_S = 60  # how long to use an answer of git again, because a program may fit many models
 
-# With these options, git takes no locks, and does not start programs from a repository's configuration.
+# With these options, git takes no locks, and starts no program that a repository's configuration names.
 _GIT = ("--no-optional-locks", "-c", "core.fsmonitor=false", "-c", "core.quotepath=false")
 _STATUS = ("status", "--porcelain=v2", "--branch", "--untracked-files=no", "--ignore-submodules=dirty")
 _DIFF = ("diff", "HEAD", "--no-ext-diff", "--no-textconv", "--no-color", "--ignore-submodules=dirty")
 
 
 def version_of() -> tuple[dict[str, Any], str]:
-    """Return the version of the running program's code, and the diff between the commit and the tracked files.
+    """Return the version of the running program's code, and the diff of tracked files against the commit.
 
-    The version is a dictionary. The entry "folder" is the folder of the program, or the working folder if the program
-    is a module or was installed. If this folder is in a git repository, the version also has the entries "commit",
-    "branch", "dirty" and "diff" (the digest of the diff). If entries are missing, the entry "note" contains the reason.
+    The version is a dictionary. "folder" is the program's folder, or the working folder if the program was installed.
+    In a git repository, there are also "commit", "branch", "dirty" and "diff" (the digest of the diff). If entries are
+    missing, "note" has the reason.
     """
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     installed = main is None or os.path.abspath(main).startswith((sys.prefix, sys.base_prefix))
@@ -66,10 +66,9 @@ def _version(folder: str, minute: int) -> tuple[dict[str, Any], str]:
 
 
 def _without_filters(git: str, folder: str) -> dict[str, str]:
-    """Return environment variables that switch off git's clean filters, such as those of Git LFS and nbstripout.
+    """Return environment variables that switch off git's clean filters, such as Git LFS and nbstripout.
 
-    Without filters, a file with a changed time or size counts as modified if its content differs from the filtered
-    content in the commit.
+    git may then report a filtered file as modified although only its time has changed.
     """
     listed = _run(git, folder, {}, "config", "--list", "--null", "--name-only")[0].decode(errors="replace")
     ends = (".clean", ".process", ".required")
@@ -83,10 +82,10 @@ def _without_filters(git: str, folder: str) -> dict[str, str]:
 
 
 def _run(git: str, folder: str, variables: dict[str, str], *words: str) -> tuple[bytes, int, str]:
-    """Run a git command, and read the command's output in pieces. git's messages are in English.
+    """Run a git command, with messages in English.
 
     Returns:
-        The first :data:`DIFF_LIMIT` bytes of the output, and the length and the digest of the whole output.
+        The first :data:`DIFF_LIMIT` bytes of the output, its length and its digest.
     """
     command, start, size, digest, began_s = [git, *_GIT, *words], b"", 0, hashlib.sha256(), time.monotonic()
     with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""The command ``drivetrain report``: one HTML page about a run, or about the differences between two runs."""
+"""The command ``drivetrain report``: write an HTML page about a run, or about the differences between two runs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,10 @@ from drivetrain.report.reading import NothingToRead, Run, find, read
 from drivetrain.report.sections import headline
 
 SCHEMA = 1
-"""The version of the layout of the JSON that ``--json`` prints."""
+"""The version of the JSON output."""
 
 FINE, SLOWER = 0, 1
-"""The exit codes. SLOWER means that a run is slower than --max-slower allows. Exit code 2 means wrong usage, or nothing
-to read.
-"""
+"""Exit codes. SLOWER: a run is slower than --max-slower allows. 2: wrong usage, or there is no run to read."""
 
 
 def parser(prog: str) -> argparse.ArgumentParser:
@@ -45,7 +43,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str], prog: str = "drivetrain report") -> int:
-    """Write the report, print the path of the report, and return the exit code."""
+    """Write the report, print its path, and return the exit code."""
     made = parser(prog)
     given = made.parse_args(arguments)
     if len(given.run) > 2:
@@ -99,7 +97,7 @@ def _write(runs: list[Run], output: str | None, as_json: bool) -> None:
 
 
 def _as_json(runs: list[Run]) -> str:
-    """Return the reports as JSON. The JSON contains no NaN and no infinity."""
+    """Return the reports as JSON, without NaN and infinity."""
     found = [
         {**asdict(run), "headline": headline(run), "seconds_per_step": run.step_s, "values": summary(run)}
         for run in runs

@@ -8,11 +8,11 @@ from typing import Any
 
 from drivetrain.report.reading import Run
 
-_LINES = 2000  # the largest number of lines of hyperparameters that are compared
+_LINES = 2000  # how many lines of hyperparameters to compare at most
 
 
 def facts(run: Run) -> dict[str, dict[str, str]]:
-    """Return the entries of run.json about the start of a run's newest fit, as texts by section and name."""
+    """Return what run.json tells about the start of a run's newest fit, as texts by section and name."""
     last = run.last
     plan = {str(row.get("what")): row.get("choice") for row in rows(last.get("plan"))}
     code = {name: value for name, value in mapping(last.get("code")).items() if name != "folder"}
@@ -29,8 +29,8 @@ def facts(run: Run) -> dict[str, dict[str, str]]:
 
 
 def differences(one: Run, other: Run) -> dict[str, Any]:
-    """Return the differences between two runs. For each section and name with a difference, the result has both values,
-    or "" for a missing value.
+    """Return the differences between two runs. The result has both values by section and name; "" stands for a missing
+    value.
     """
     first, second = facts(one), facts(other)
     found: dict[str, Any] = {}
@@ -47,16 +47,14 @@ def differences(one: Run, other: Run) -> dict[str, Any]:
 
 
 def slower(one: Run, other: Run) -> float | None:
-    """Return the additional time of a step of ``other``, as a share of the time of a step of ``one``. Return ``None``
+    """Return how much slower a step of ``other`` is: 0.1 means 10 % more time than a step of ``one``. Return ``None``
     if a time is unknown.
     """
     return other.step_s / one.step_s - 1 if one.step_s and other.step_s else None
 
 
 def summary(run: Run) -> dict[str, dict[str, float]]:
-    """Return the last, the lowest and the highest value of each curve, and the steps of the lowest and the highest
-    value.
-    """
+    """Return each curve's last, lowest and highest value, with the steps of the lowest and the highest one."""
     found = {}
     for name, points in run.curves.items():
         known = [(x, y) for x, y in points if y == y]
@@ -69,7 +67,7 @@ def summary(run: Run) -> dict[str, dict[str, float]]:
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
-    """Return ``value`` if it is a mapping, otherwise an empty mapping. A user may have edited the record."""
+    """Return ``value`` if it is a mapping, otherwise an empty mapping: a user may have edited run.json."""
     return value if isinstance(value, Mapping) else {}
 
 

@@ -1,5 +1,5 @@
-"""Curves as SVG pictures inside HTML. Curves with many points are thinned, but extreme values stay. Metrics of one kind
-share a chart.
+"""Curves as SVG pictures inside HTML. Curves with many points lose some of them, but no extreme values. Metrics of one
+kind, such as "loss", share a chart.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from drivetrain.base import files
 from drivetrain.report.reading import Points
 
 COLORS = 6
-"""The number of colours for curves in the page's style sheet: ``--c0`` and so on."""
+"""How many colours for curves the page's style sheet has: ``--c0`` and so on."""
 
-_WIDTH, _HEIGHT = 1000, 300  # the size of the drawing; the page stretches the drawing to the available space
-_LOG_FROM = 100.0  # the axis is logarithmic if the largest value is at least this many times the smallest
+_WIDTH, _HEIGHT = 1000, 300  # the drawing's size, which the page stretches to the available space
+_LOG_FROM = 100.0  # the axis is logarithmic if the largest value is this many times the smallest, or more
 _KIND = re.compile(
     r"(?:^|(?<=[_/.-]))(?:train(?:ing)?|val(?:id(?:ation)?)?|test)(?=[_/.-])[_/.-]|[_/.-](?:step|epoch)$"
 )
@@ -44,8 +44,8 @@ def kind_of(name: str) -> str:
 
 
 def thin(points: Points, most: int) -> Points:
-    """Return about ``most`` of the points. The curve is divided into stretches. Both ends of the curve stay, and the
-    lowest and the highest point of each stretch.
+    """Return about ``most`` of the points. Divide the curve into stretches, and keep its ends and the lowest and the
+    highest point of each stretch.
     """
     if len(points) <= most:
         return points
@@ -68,8 +68,8 @@ def chart(title: str, curves: Sequence[Curve], resumed_at: Iterable[float], most
     Args:
         title: the name of the values.
         curves: the lines.
-        resumed_at: the steps with a dashed vertical line.
-        most: the number of points of each curve.
+        resumed_at: steps at which to draw a dashed vertical line.
+        most: how many points to keep of each curve.
     """
     finite = [(x, y) for curve in curves for x, y in curve.points if drawn(y)]
     lost = [(x, curve.label) for curve in curves for x, y in curve.points if not drawn(y)]
@@ -103,11 +103,11 @@ def chart(title: str, curves: Sequence[Curve], resumed_at: Iterable[float], most
         labels.append(f'<span style="top:{share:.1%}">{tick:.4g}</span>')
     for x in {x for x in resumed_at if left < x < right}:
         parts.append(f'<path class=resumed d="M{place(x, low).split(",")[0]} 0V{_HEIGHT}"/>')
-    # curves with few points are drawn last, on top of other curves
+    # curves with few points come last, so that no other curve hides them
     for curve in sorted(curves, key=lambda each: -len(each.points)):
         for line in _unbroken(thin(curve.points, most)):
             path = " ".join(place(x, y) for x, y in line)
-            path = f"{path} {path}" if len(line) == 1 else path  # a line to its own start is drawn as a dot
+            path = f"{path} {path}" if len(line) == 1 else path  # a line back to its start is drawn as a dot
             parts.append(f'<polyline class="line" style="--c:var(--c{curve.color})" points="{path}"/>')
     name = f"{text(title)}{' <small>logarithmic</small>' if logarithmic else ''}"
     return (
@@ -119,12 +119,12 @@ def chart(title: str, curves: Sequence[Curve], resumed_at: Iterable[float], most
 
 
 def text(value: object) -> str:
-    """Return ``value`` as text that can be inserted into HTML or into an attribute."""
+    """Return ``value`` as escaped text for HTML, also inside an attribute."""
     return html.escape(files.encodable(str(value)))
 
 
 def drawn(value: float) -> bool:
-    """Return whether a chart can show this value. NaN and infinite values are left out."""
+    """Return whether a chart can show this value. It cannot show NaN and infinity."""
     return abs(value) < 1e300  # False for NaN
 
 
@@ -146,6 +146,6 @@ def _ticks(low: float, high: float) -> list[float]:
 
 
 def _powers(low: float, high: float) -> list[float]:
-    """Return at most six powers of ten between the powers ``low`` and ``high``."""
+    """Return at most six powers of ten from ``10**low`` to ``10**high``."""
     powers = range(math.ceil(low), math.floor(high) + 1)
     return [10.0**power for power in powers[:: max(1, math.ceil(len(powers) / 6))]]

@@ -1,6 +1,4 @@
-"""Read a run's folder: the record, logged values, hyperparameters, and the ledger (the file in which GoodputMonitor
-records times).
-"""
+"""Read the files of a run: its record run.json, logged values, hyperparameters, and the ledger of GoodputMonitor."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ Points = list[tuple[float, float]]
 _EVENTS = "events.out.tfevents"
 _TABLE, _HPARAMS = "metrics.csv", "hparams.yaml"
 _DEEPEST = 6  # how many levels of subfolders are searched
-_HIGHEST = 3  # how many levels of parent folders of a checkpoint are searched for a record
+_HIGHEST = 3  # how many parent folders of a checkpoint are searched for run.json
 
 
 class NothingToRead(Exception):
@@ -35,18 +33,18 @@ class NothingToRead(Exception):
 
 @dataclass
 class Run:
-    """The known data about a run.
+    """What the files in a run's folder tell about the run.
 
     Attributes:
         folder: the log folder of the run.
-        attempts: the fits of the run, as in ``run.json``, the oldest first; empty without ``run.json``. If the run
-            continues earlier runs, the fits of these runs come first.
-        diffs: the diffs of the code, by digest. An attempt refers to a diff by its digest.
+        attempts: the fits of the run, as in ``run.json``, the oldest first; empty without ``run.json``. Fits of earlier
+            runs that this run continues come first.
+        diffs: the diffs of the code, by the digests that the attempts contain.
         curves: for each logged name, steps and values, in the order of the steps.
         source: the file of the curves.
         hparams: the text of ``hparams.yaml``.
-        goodput: how all runs of the training have spent their time, from the ledger.
-        notes: texts about missing parts of the report, with advice on how the next run gets these parts.
+        goodput: how all runs of the training have spent their time, as the ledger of GoodputMonitor tells.
+        notes: what is missing in the report, and what to do so that the next run has it.
     """
 
     folder: str
@@ -60,14 +58,12 @@ class Run:
 
     @property
     def last(self) -> dict[str, Any]:
-        """The newest attempt, or an empty dictionary without a record."""
+        """The newest attempt; without run.json, an empty dictionary."""
         return self.attempts[-1] if self.attempts else {}
 
     @property
     def step_s(self) -> float | None:
-        """The number of seconds per optimizer step: the duration of all ended fits, divided by the number of their
-        steps.
-        """
+        """The seconds per optimizer step, on average over all fits that have ended."""
         ended = [each for each in self.attempts if number(each.get("seconds")) is not None]
         steps = sum((number(each.get("last_step")) or 0) - (number(each.get("first_step")) or 0) for each in ended)
         return sum(each["seconds"] for each in ended) / steps if steps > 0 else None
@@ -79,10 +75,9 @@ def number(value: Any) -> float | None:
 
 
 def find(path: str) -> tuple[str, int]:
-    """Return the folder of the run at ``path``, or of the newest run below ``path``. Also return the number of runs
-    that were found.
+    """Return the folder of the run at ``path``, or of the newest run below it, and the number of runs found.
 
-    A run without ``run.json`` counts as older than every run with ``run.json``.
+    A run without ``run.json`` counts as older than all runs with it.
 
     Raises:
         NothingToRead: there is no run at or below ``path``.
@@ -96,10 +91,10 @@ def find(path: str) -> tuple[str, int]:
         marks = [name for name in names if _is_of_run(name) and os.path.isfile(os.path.join(folder, name))]
         if marks:
             newest = max(os.path.getmtime(os.path.join(folder, name)) for name in marks)
-            # a folder may lack run.json, because predict does not write run.json
+            # predict, for example, writes no run.json
             found[folder] = (run_file.NAME in marks, newest)
         if marks or folder[len(path) :].count(os.sep) >= _DEEPEST:
-            inner.clear()  # do not search below a run's folder, because subfolders with event files belong to the run
+            inner.clear()  # subfolders with event files belong to this run
     if not found:
         there = "has no run in it" if os.path.isdir(path) else "is no run.json"
         what = there if os.path.exists(path) else "does not exist"
@@ -111,17 +106,16 @@ def find(path: str) -> tuple[str, int]:
 
 
 def _is_of_run(name: str) -> bool:
-    """Return whether a folder that contains a file of this name is the folder of a run."""
+    """Return whether a file of this name marks the folder of a run."""
     return name in (run_file.NAME, _TABLE) or name.startswith(_EVENTS)
 
 
 def read(folder: str, continues: bool = True) -> Run:
-    """Return the known data about the run with this log folder. If a file cannot be read, a note has the reason.
+    """Read the files in the log folder of a run. If one cannot be read, a note says why.
 
     Args:
         folder: the log folder.
-        continues: whether to prepend the fits and values of an earlier run, if the run resumed from a checkpoint in the
-            folder of the earlier run.
+        continues: whether to include the fits and values of an earlier run, if the run resumed from its checkpoint.
     """
     run = Run(folder)
     try:
@@ -145,7 +139,7 @@ def read(folder: str, continues: bool = True) -> Run:
 
 
 def _read_earlier(run: Run) -> None:
-    """If ``run`` continues runs in other folders, prepend the fits and values of these runs."""
+    """If ``run`` continues runs in other folders, put their fits and values in front."""
     seen = {os.path.realpath(run.folder)}
     while (source := _elsewhere(run)) is not None:
         step = number(run.attempts[0].get("first_step")) or 0.0
@@ -170,17 +164,17 @@ def _read_earlier(run: Run) -> None:
 
 
 def _elsewhere(run: Run) -> str | None:
-    """Return the checkpoint from which the first fit of ``run`` resumed. Return ``None`` if there is no such
-    checkpoint, or if the checkpoint is in the folder of ``run``.
+    """Return the checkpoint from which the first fit of ``run`` resumed. Return ``None`` if there is none, or if it is
+    in the folder of ``run``.
     """
     source = run.attempts[0].get("resumed_from") if run.attempts else None
     return source if isinstance(source, str) and (os.path.isabs(source) or files.is_remote(source)) else None
 
 
 def _folder_of(checkpoint: str, run: Run) -> str | None:
-    """Return the log folder of the run that wrote ``checkpoint``. This is the nearest folder above the checkpoint that
-    contains a record. If no folder above contains a record, search the folders beside the folder of ``run``: return the
-    folder of the newest older run whose record names the checkpoint.
+    """Return the log folder of the run that wrote ``checkpoint``. It is the nearest folder above the checkpoint that
+    contains run.json. Otherwise it is a folder beside that of ``run``: the one of the newest earlier run whose run.json
+    names the checkpoint.
     """
     above = checkpoint
     for _ in range(_HIGHEST):
@@ -209,7 +203,7 @@ def _read_curves(run: Run) -> None:
     except ModuleNotFoundError:
         run.notes.append("The values are in TensorBoard's event files. To see them, pip install tensorboard.")
         return
-    except Exception as error:  # the package may raise any exception for a damaged file
+    except Exception as error:  # tensorboard may raise any exception for a damaged file
         run.notes.append(f"The values in {run.source or _TABLE} cannot be read: {error}.")
     if {y for _, y in run.curves.get("hp_metric", ())} == {-1.0}:
         del run.curves["hp_metric"]  # TensorBoardLogger's placeholder
@@ -224,7 +218,7 @@ def _table(path: str) -> dict[str, Points]:
     found: dict[str, dict[float, float]] = {}
     with open(path, encoding="utf-8", errors="backslashreplace", newline="") as file:
         for row in csv.DictReader(file):
-            with contextlib.suppress(ValueError, TypeError):  # the line is cut off
+            with contextlib.suppress(ValueError, TypeError):  # the process may have ended in the middle of a line
                 step = float(row["step"])
                 for name, text in row.items():
                     if text and name not in (None, "step"):
@@ -233,7 +227,7 @@ def _table(path: str) -> dict[str, Points]:
 
 
 def _scalars(folder: str) -> dict[str, Points]:
-    # tensorboard would warn about graphs in the file, which are not read here
+    # tensorboard would warn about graphs in the file
     logging.getLogger("tensorboard").setLevel(logging.ERROR)
     events = tb_events.EventAccumulator(folder, size_guidance={"scalars": 0})
     events.Reload()

@@ -1,9 +1,9 @@
-"""The record of a run, ``run.json`` in the run's log folder. The record is written when a fit begins, and again when
-the fit ends.
+"""Writes the record of a run: the file ``run.json`` in its log folder. The record is written when a fit begins, and
+again when the fit ends.
 
-Each fit that writes into the folder adds an entry ("attempt"). Rank 0 writes the record into the folders of the loggers
-whose :attr:`~drivetrain.loggers.logger.Logger.keeps_run_record` is True. Nothing is written during a training step. The
-record contains no environment variables and no command line, because these may contain secrets.
+Each fit adds an entry, called an attempt. Rank 0 writes the record into the folder of each logger whose
+:attr:`~drivetrain.loggers.logger.Logger.keeps_run_record` is True. Nothing is written during a training step.
+Environment variables and the command line are not recorded, because they may contain secrets.
 """
 
 from __future__ import annotations
@@ -31,14 +31,13 @@ from drivetrain.settings import Settings
 from drivetrain.strategies.agreement import text_of
 from drivetrain.trainer.stopping import why_ended
 
-Trainer = Any  # not imported, because the Trainer's module imports this one by name
+Trainer = Any  # importing the Trainer here would be circular
 
-_GIT_WAIT_S = 5.0  # git is called when a fit begins; the end of the fit waits at most this long for the answer
+_GIT_WAIT_S = 5.0  # how long the end of a fit waits for git, which was started when the fit began
 
 
 def begin(trainer: Trainer, resumed_from: str | None) -> None:
-    """Begin the record of a fit. Called after the set-up of the fit; every rank can call this function. An error
-    becomes a warning.
+    """Begin the record of a fit, after its set-up. Ranks other than 0 do nothing. An error becomes a warning.
 
     Args:
         trainer: the Trainer of the fit.
@@ -52,8 +51,8 @@ def begin(trainer: Trainer, resumed_from: str | None) -> None:
 
 
 def end(trainer: Trainer, error: BaseException | None = None) -> None:
-    """Complete the record of the fit, if the fit has a record. After an error, the process that has started the ranks
-    also completes the record.
+    """Complete the record of the fit, if it has one. After an error, the process that has started the ranks does this,
+    too.
 
     Args:
         trainer: the Trainer of the fit.
@@ -70,9 +69,8 @@ def _keepers(trainer: Trainer) -> list[Any]:
 
 
 def _end_for_ranks(trainer: Trainer, error: BaseException) -> None:
-    """Write the reason why a fit has failed. Called in the process that has started the ranks. Rank 0 may not have
-    written the reason: the launcher may have ended rank 0 earlier, or rank 0 may only know about a lost connection to
-    the failed rank.
+    """Write why a fit has failed, in the process that has started the ranks. Rank 0 may have been killed before, or may
+    only know that it lost the connection to the failed rank.
     """
     for folder in _folders(_keepers(trainer)):
         path = os.path.join(folder, NAME)
@@ -88,18 +86,18 @@ def _folders(loggers: list[Any]) -> list[str]:
 
 
 def _ending(error: BaseException, began: float) -> dict[str, Any]:
-    """Return the entries for the end of an attempt. The attempt began at ``began``, and ends now with ``error``."""
+    """Return the entries about the end of an attempt that began at ``began`` and ends now with ``error``."""
     asked, now = isinstance(error, (KeyboardInterrupt, SystemExit)), time.time()
     why = f"{type(error).__name__}: {error}"[:2000].removesuffix(": ")
     return {"ended": now, "seconds": now - began, "status": "stopped" if asked else "failed", "why": why}
 
 
 class _Record:
-    """The entry ("attempt") of one fit in the record, and the files that contain this entry.
+    """The attempt of one fit, and the files run.json that contain it.
 
     Args:
         trainer: the Trainer of the fit.
-        loggers: the loggers. The files are in the loggers' folders.
+        loggers: the loggers in whose folders the files are.
         resumed_from: the checkpoint from which the fit resumes.
     """
 
@@ -108,10 +106,10 @@ class _Record:
         self._folders: list[str] = []
         self._attempt: dict[str, Any] = {}
         self._diff = ""
-        self._told = False  # whether a warning has said that another process writes into the same log folder
+        self._told = False  # whether the user was warned that another process writes into the log folder
         self._began_s = time.monotonic()
         self._carefully(lambda: self._describe(trainer, loggers, resumed_from))
-        # Call git in a thread, because git takes about 20 ms.
+        # In a thread, because git takes about 20 ms.
         self._thread = threading.Thread(
             target=self._carefully, args=(self._begin,), name="drivetrain record", daemon=True
         )
@@ -143,7 +141,7 @@ class _Record:
         self._carefully(lambda: self._end(trainer, error))
         if self._error is not None:
             failure = self._error
-            # for an OSError, files.write has put a description into strerror
+            # files.write puts a description into strerror
             why = getattr(failure, "strerror", None) or failure
             rank_zero_warn(
                 f"The record of this run, {NAME} in {', '.join(self._folders) or 'its log folder'}, could not be "
@@ -182,7 +180,7 @@ class _Record:
             files.write(path, json.dumps(record, indent=1).encode())
 
     def _warn_of_others(self, attempts: list[dict[str, Any]], folder: str) -> None:
-        """Warn if another process on this machine is still writing into ``folder``, but warn at most once."""
+        """Warn once if another process on this machine is still writing into ``folder``."""
         for each in attempts:
             process, host = each.get("process") or [0, 0], (each.get("environment") or {}).get("host")
             if self._told or each.get("status") != "running" or host != self._attempt["environment"]["host"]:
@@ -199,7 +197,7 @@ class _Record:
         if self._error is None:
             try:
                 act()
-            except Exception as error:  # a problem with the record must not end the fit
+            except Exception as error:  # an error in the record must not end the fit
                 self._error = error
 
 
@@ -207,8 +205,8 @@ _OPEN: weakref.WeakKeyDictionary[Trainer, _Record] = weakref.WeakKeyDictionary()
 
 
 def _process(pid: int) -> list[int]:
-    """Return ``pid`` and the start time of the process ``pid``, in clock ticks since boot (0: unknown). The start time
-    is needed because a later process may get the same ``pid``.
+    """Return ``pid`` and when this process started, in clock ticks since boot (0: unknown). The system may give ``pid``
+    to a later process.
     """
     try:
         return [pid, int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])]
@@ -217,7 +215,7 @@ def _process(pid: int) -> list[int]:
 
 
 def _settings(settings: Settings) -> dict[str, str]:
-    """Return, as texts, the Trainer's arguments that differ from their defaults."""
+    """Return the Trainer's arguments that differ from their defaults, as texts."""
     texts = {name: text_of(getattr(settings, name)) for name in Settings.__dataclass_fields__}
     return {name: text for name, text in texts.items() if text != text_of(getattr(Settings, name))}
 
@@ -240,9 +238,7 @@ def _environment(trainer: Trainer) -> dict[str, Any]:
 
 
 def _time_spent(trainer: Any) -> dict[str, Any] | None:
-    """Return how the fit has spent its time, with the verdict. Return ``None`` if the Trainer has not measured
-    times.
-    """
+    """Return ``trainer.time_spent`` as plain data; ``None`` if no times were measured."""
     spent = getattr(trainer, "time_spent", None)
     if spent is None:
         return None
@@ -252,8 +248,8 @@ def _time_spent(trainer: Any) -> dict[str, Any] | None:
 
 
 def _checkpoints(trainer: Trainer) -> list[dict[str, Any]]:
-    """Return the files of each callback that writes checkpoints, and the checkpoints that the Trainer has saved after a
-    request to stop. A user's callback may lack some of the attributes that this function reads.
+    """Return the files that callbacks have written, and the checkpoints that the Trainer has saved when it was asked to
+    stop. A user's callback may lack some of the attributes.
     """
     at_stop = [SimpleNamespace(last_model_path=path) for path in trainer._saved_at_stop]
     return [
@@ -273,7 +269,7 @@ def _number(value: Any) -> float | None:
 
 
 def _inside(value: Any, folder: str) -> Any:
-    """Return ``value``, in which each path below ``folder`` is relative to ``folder``. The folder can then be moved."""
+    """Make each path below ``folder`` in ``value`` relative, so that the folder can be moved."""
     if isinstance(value, Mapping):
         return {_inside(name, folder): _inside(each, folder) for name, each in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""The file ``run.json``: its name and its layout. Reading the file needs no torch."""
+"""Reads the file ``run.json``, without torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from drivetrain.base import files
 
 NAME = "run.json"
 SCHEMA = 1
-"""The version of the file's layout. A reader raises an error for a file of a different version."""
+"""The version of the file's layout. :func:`load` refuses other versions."""
 
 
 def load(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -21,7 +21,7 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
         OSError: the file cannot be read.
         ValueError: the file is no record of a run, or has a different layout.
     """
-    if os.path.exists(path) and not os.path.isfile(path):  # reading a named pipe would block until a writer comes
+    if os.path.exists(path) and not os.path.isfile(path):  # reading a named pipe could wait forever
         raise ValueError(f"{path} is not a file")
     try:
         record = json.loads(files.read(path))
@@ -37,7 +37,7 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Return ``value`` as data that every JSON reader accepts. NaN and infinities become text."""
+    """Return ``value`` as data that every JSON reader accepts. NaN and infinity become text."""
     if isinstance(value, Mapping):
         return {str(name): plain(each) for name, each in value.items()}
     if isinstance(value, (list, tuple)):

@@ -12,10 +12,10 @@ from drivetrain.report.comparing import facts, mapping, rows, summary
 from drivetrain.report.curves import COLORS, Curve, chart, kind_of, text
 from drivetrain.report.reading import Run, number
 
-# numbers of points: of all curves together, and the largest and the smallest number for one curve
+# all curves together have at most the first number of points; one curve has between the third and the second
 _POINTS, _MOST_POINTS, _LEAST_POINTS = 16_000, 400, 12
-_ALL_CHARTS, _TABLE, _FILE = 190_000, 22_000, 55_000  # bytes of HTML, so that a page stays below 500 kB
-_VALUE, _LINE = 300, 2000  # characters of a value, and of a line of a file
+_ALL_CHARTS, _TABLE, _FILE = 190_000, 22_000, 55_000  # the largest sizes in bytes, so that a page has less than 500 kB
+_VALUE, _LINE = 300, 2000  # the longest value and the longest line of a file, in characters
 
 CONFIGURATION = "Configuration"
 TITLES = ("Settings", "Plan", "Environment", "Code")
@@ -63,7 +63,7 @@ def best(run: Run) -> str:
 
 
 def verdict(run: Run) -> str:
-    """Return the top of the report: the end of the run, and the reason why the run was slow."""
+    """Return the top of the report: how the run ended, and why it was slow."""
     why = mapping(mapping(run.last.get("time")).get("verdict"))
     lines = [("headline", f"{headline(run)}."), ("", best(run))]
     lines += [("slow", f"{why.get('text')} {why.get('advice')}")] if why else []
@@ -73,7 +73,7 @@ def verdict(run: Run) -> str:
 
 
 def curves(runs: list[Run]) -> str:
-    """Return the charts: one for each kind of metric, with the curves of all runs."""
+    """Return a chart for each kind of metric, with the curves of all runs."""
     kinds: dict[str, list[tuple[str, int, Any]]] = defaultdict(list)
     for index, run in enumerate(runs):
         for name, points in run.curves.items():
@@ -109,7 +109,7 @@ def values(run: Run) -> str:
 
 
 def phases(run: Run) -> str:
-    """Return the section about time: how the newest fit, and all runs of the training, have spent their time."""
+    """Return the section about the time of the newest fit, and of all runs of the training."""
     spent, ledger = mapping(run.last.get("time")), mapping(run.goodput)
     parts = []
     if seconds := mapping(spent.get("seconds")):
@@ -138,9 +138,7 @@ def _bars(seconds: Mapping[str, Any]) -> str:
 
 
 def attempts(run: Run) -> str:
-    """Return the table of fits. For each fit, the table shows when the fit began, its steps, its duration and how the
-    fit ended.
-    """
+    """Return the table of fits. A row shows when the fit began, its steps, its duration and how it ended."""
     lines = []
     for each in reversed(run.attempts):
         is_last = each is run.last
@@ -157,7 +155,7 @@ def attempts(run: Run) -> str:
 
 
 def checkpoints(run: Run) -> str:
-    """Return the table of checkpoints that the callbacks have kept."""
+    """Return the table of checkpoints that callbacks have kept."""
     lines = []
     for saved in rows(run.last.get("checkpoints")):
         named = {saved.get("best"): "best", saved.get("last"): "last"}
@@ -246,7 +244,7 @@ def _row(names: list[str], line: tuple[Any, ...]) -> str:
 
 
 def within(most: int, pieces: Iterable[str]) -> tuple[str, int]:
-    """Join pieces of HTML up to ``most`` bytes. Return the text, and the number of pieces that are left out."""
+    """Join pieces of HTML up to ``most`` bytes. Also return how many pieces are left out."""
     taken, size, left_out = list[str](), 0, 0
     for piece in pieces:
         size += len(piece.encode())
@@ -258,9 +256,7 @@ def within(most: int, pieces: Iterable[str]) -> tuple[str, int]:
 
 
 def shortened(value: Any, most: int) -> str:
-    """Return the first ``most`` characters of ``value`` as text. If characters are left out, the number of these
-    characters is added.
-    """
+    """Return the first ``most`` characters of ``value``, followed by how many more there are."""
     found = str(value)
     return found if len(found) <= most else f"{found[:most]} ... ({len(found) - most} more characters)"
 

@@ -1,12 +1,10 @@
-"""The command ``drivetrain advise``: tries changes that can make a program faster, and reports the changes that
-help.
-"""
+"""The command ``drivetrain advise``: tries changes that may make a program faster, and reports those that help."""
 
 from __future__ import annotations
 
 NAMES = ("num_workers", "tensors", "pin_memory", "persistent_workers", "batch_size", "compile", "optimizer_kernels")
-"""The names of the cures: changes of a program to try. Each name is the argument to change, except ``tensors``: this
-cure keeps the data set in memory as tensors.
+"""The names of the cures, the changes of a program to try. A name is the argument to change; but ``tensors`` means to
+keep the data set in memory as tensors.
 """
 
 VARIABLE = "DRIVETRAIN_TRIAL"

@@ -1,5 +1,5 @@
-"""The process that ``drivetrain advise`` starts for a trial: runs a program until the first fit has made the trial's
-optimizer steps.
+"""The process of a trial of ``drivetrain advise``. It runs a program until its first fit has made enough optimizer
+steps.
 """
 
 from __future__ import annotations
@@ -31,16 +31,14 @@ from drivetrain.tuner.lr_finder import LearningRateFinder
 
 PROG = "drivetrain advise"
 LEFT_OUT = (Checkpoint, GoodputMonitor, ModelSummary, ProgressBar, Timer, BatchSizeFinder, LearningRateFinder)
-"""Callbacks that a trial leaves out. These callbacks write to files or to the terminal, limit the time, or start
-additional training.
-"""
+"""Callbacks that a trial leaves out, because they write to files or to the terminal, limit the time, or train more."""
 
 _LEAST_STEPS = 20
-_LEAST_S = 1.0  # a shorter measurement would mainly show the load of the machine
+_LEAST_S = 1.0  # in less time, the machine's load would change the result
 
 
 class NoLogger(DummyLogger):
-    """Replaces the program's loggers, and writes nothing. ``log_dir`` is the folder of the trial."""
+    """Replaces the program's loggers, and writes nothing. Its ``log_dir`` is the trial's folder."""
 
     def __init__(self, folder: str) -> None:
         super().__init__()
@@ -51,16 +49,17 @@ class NoLogger(DummyLogger):
 
 
 class Trial(Callback):
-    """Measures the first fit of this process, with or without a cure, and ends the process.
+    """Measures the first fit of this process, and then ends the process.
 
     Args:
         result: the file to which the result is written.
         folder: an empty folder, in place of the Trainer's ``default_root_dir``.
         steps: the number of measured optimizer steps; ``None``: 20.
-        warmup: the number of unmeasured optimizer steps at the start.
-        cure: the attributes of a :class:`drivetrain.trials.cures.Cure`; ``None``: the unchanged program.
-        looks: add to the result the cures that apply to this program, and the number of steps for further trials. If
-            ``steps`` is ``None``, this number is chosen so that the steps take at least a second.
+        warmup: how many optimizer steps to make before the measurement.
+        cure: the attributes of the :class:`drivetrain.trials.cures.Cure` to apply; ``None``: the program is not
+            changed.
+        looks: whether to also write the cures that apply to this program, and ``steps`` for further trials. If
+            ``steps`` is ``None``, these steps will take at least a second.
     """
 
     position = "last"
@@ -77,7 +76,7 @@ class Trial(Callback):
         self._began = 0.0
 
     def install(self) -> None:
-        """Patch drivetrain, in this process, so that the next fit is a trial."""
+        """Patch drivetrain in this process, so that the next fit is a trial."""
         trainers, loaders = cast("Any", Trainer), cast("Any", Loaders)
         make_job, unshared = trainers._job, loaders.unshared
 
@@ -106,10 +105,10 @@ class Trial(Callback):
     def _end(self, **found: Any) -> None:
         self.write(**found)
         sys.stdout.flush()
-        os._exit(0)  # skip the program's code after the fit, and all exit handlers
+        os._exit(0)  # do not run the program's code after the fit, nor exit handlers
 
     def _prepare(self, trainer: Any) -> None:
-        """Refuse a fit that cannot be measured. Otherwise limit validations, and apply the cure's settings."""
+        """Check that the fit can be measured, limit validations, and apply the cure's settings."""
         if trainer.world_size > 1 or not trainer.engine.launcher.is_external:
             self._end(
                 refused=f"The program trains with {trainer.world_size} processes, and a trial measures one. Let the "
@@ -129,7 +128,7 @@ class Trial(Callback):
     # ---- hooks ---------------------------------------------------------------------------------------------------
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Count the batch. Start the clock after the warm-up, and end the trial after the last step."""
+        """Count the batch. Start to measure after the warm-up, and end the trial after the last step."""
         self._batches += 1
         window = trainer.limits.accumulate
         if self._batches == self._warmup * window:
@@ -141,7 +140,7 @@ class Trial(Callback):
             self._finish(trainer)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """End the trial with fewer steps, because the program's own limits have ended the fit."""
+        """End the trial early: the program's own limits have ended the fit."""
         if not self._began or not self._samples:
             self._end(
                 refused=f"The program's fit ends after {trainer.global_step} optimizer steps, and the first "
@@ -163,8 +162,7 @@ class Trial(Callback):
 
 
 def leave_no_trace(trainer: Any, model: Any, folder: str, **settings: Any) -> None:
-    """Switch off loggers, callbacks and settings that write to files or to the terminal, or take time in addition to
-    training.
+    """Switch off loggers, callbacks and settings that write to files or to the terminal, or that take additional time.
 
     Args:
         trainer: the Trainer before its run.
@@ -185,7 +183,7 @@ def _without_traces(callbacks: Iterable[Any]) -> list[Any]:
 
 
 def main() -> int:
-    """Run the program on the command line; the environment variable :data:`VARIABLE` describes the trial."""
+    """Run the program on the command line as the trial that the environment variable :data:`VARIABLE` describes."""
     given = parse_program(PROG)
     trial = Trial(**json.loads(os.environ[VARIABLE]))
     trial.install()
@@ -199,7 +197,7 @@ def main() -> int:
 def _cause(error: Exception) -> str:
     """Return an exception as one line."""
     lines = str(error).strip().splitlines() or [""]
-    # torch's message contains the traceback of a loader's worker
+    # torch's message has the traceback of a DataLoader worker
     if lines[0].startswith("Caught "):
         return f"{lines[-1]} (in a worker)"
     return f"{type(error).__name__}: {lines[0]}"

@@ -1,4 +1,4 @@
-"""The command ``drivetrain advise``: tries each cure (a change) that applies to a program, and prints the cures that
+"""The command ``drivetrain advise``: try each cure, a change that may make a program faster, and print the cures that
 help.
 """
 
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain advise"
 
     Returns:
         0: the program was measured. 1: the program fails, or cannot be measured. 130: interrupted; the measurements so
-        far are printed. Wrong usage ends in ``SystemExit(2)``.
+        far are printed. Wrong usage raises ``SystemExit(2)``.
     """
     made = parser(prog)
     given = made.parse_args(arguments)

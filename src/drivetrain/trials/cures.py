@@ -1,5 +1,5 @@
-"""Cures are changes that can make a fit faster. This file finds a program's possible cures, says what to write for each
-cure, and applies a cure in a trial.
+"""Cures are changes that can make a fit faster. This file finds the cures for a program, says what to write for each
+one, and applies a cure in a trial.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from drivetrain.strategies.fsdp_blocks import find_blocks
 from drivetrain.trials import NAMES
 
 _WORKERS = (0, 1, 2, 4)
-_COMPARED = 4  # the number of samples to fetch twice and compare
-_MOST_MEMORY = 0.5  # the largest fraction of the free memory for a data set of tensors
+_COMPARED = 4  # how many samples to fetch twice and compare
+_MOST_MEMORY = 0.5  # the part of the free memory that a data set of tensors may use
 _IN_USE = "it is in use already"
 
 
@@ -40,15 +40,15 @@ class Cure:
     """One change of a program.
 
     Attributes:
-        name: one of :data:`~drivetrain.trials.NAMES`. If several values are tried, the name includes the value, as in
+        name: one of :data:`~drivetrain.trials.NAMES`. If several values are tried, the name includes the value:
             ``num_workers=4``.
         write: what to write in the program.
         loader: attributes of the training loader that the cure changes.
         settings: arguments of the Trainer that the cure changes.
-        factor: the factor for the batch size; the number of batches per optimizer step is divided by this factor.
+        factor: multiplies the batch size, and divides the number of batches per optimizer step.
         holds: whether the cure keeps the data set in memory as tensors.
-        why_not: why the cure is not tried; "" if it is tried.
-        note: costs and other effects of the cure.
+        why_not: why the cure is not tried; "" if it is.
+        note: what the cure costs, and what else it changes.
     """
 
     name: str
@@ -120,7 +120,7 @@ def _tensors(loader: DataLoader[Any]) -> Cure:
 
 
 def _as_dataset(held: Any) -> Any:
-    """Return one of torch's datasets for the tensors in a result of ``default_collate``.
+    """Return a dataset, for example a ``TensorDataset``, for the tensors in a result of ``default_collate``.
 
     Raises:
         TypeError: the result does not consist of tensors.

@@ -1,5 +1,5 @@
-"""Runs trials of a program, and judges which cures make the program faster. Each round has one trial without a cure,
-and one trial per cure.
+"""Runs trials of a program, and judges which cures make it faster. In each round, the unchanged program has one trial,
+and so does each cure.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from drivetrain.errors import number_of
 from drivetrain.proof.runs import CannotTryError, last_lines, run_to_end
 from drivetrain.trials import VARIABLE
 
-WARMUP = 4  # unmeasured steps at the start: up to four workers deliver their first batches at once
+WARMUP = 4  # steps before the measurement: up to four workers deliver their first batches at once
 LEAST_GAIN = 1.05  # a smaller gain is not worth a changed program
-# The time limit of a trial is _LONGER times the time of the first trial, plus _GRACE_S. The first trial compiles
-# nothing.
+# A trial may take _LONGER times as long as the first trial, plus _GRACE_S for compiling.
 _LONGER = 10.0
 _GRACE_S = 120.0  # seconds
 
@@ -32,12 +31,10 @@ class Judgement:
     """The effect of a cure on the speed.
 
     Attributes:
-        ratio: the median of the rounds' ratios. A round's ratio is the speed with the cure, divided by the unchanged
-            program's speed in this round.
-        low, high: the smallest and the largest of these ratios.
-        helps: True if there are at least two ratios, and each ratio is larger than :data:`LEAST_GAIN` and larger than
-            the spread of the unchanged program. The spread is the speed in the fastest round divided by the speed in
-            the slowest round.
+        ratio: how many times faster the program is with the cure: the median over the rounds.
+        low, high: the smallest and the largest ratio of a round.
+        helps: whether the cure is faster beyond doubt. This needs at least two rounds. Each ratio must be above
+            :data:`LEAST_GAIN`, and above the ratio between the fastest and the slowest round of the unchanged program.
     """
 
     ratio: float
@@ -47,9 +44,9 @@ class Judgement:
 
 
 def judge(unchanged: Sequence[float], changed: Sequence[float]) -> Judgement:
-    """Compare, for each round, the samples per second without and with a cure."""
+    """Compare the samples per second of each round without and with a cure."""
     ratios = [new / old for new, old in zip(changed, unchanged, strict=True)]
-    is_measured = len(ratios) > 1  # a single round has no spread
+    is_measured = len(ratios) > 1  # one round does not show how much the speed varies
     spread = max(unchanged) / min(unchanged)
     return Judgement(
         statistics.median(ratios), min(ratios), max(ratios), is_measured and min(ratios) > max(spread, LEAST_GAIN)
@@ -62,9 +59,9 @@ class Tried:
 
     Attributes:
         name, write, note, why_not: as in :class:`drivetrain.trials.cures.Cure`.
-        samples_per_s: the speed in each round. Further rounds leave out a cure that clearly does not help.
+        samples_per_s: the speed in each round. There are fewer rounds for a cure that clearly does not help.
         judgement: ``None``: the cure was not tried, failed, or was interrupted in the first round.
-        failed: the reason why a trial ended with an error; "": no trial ended with an error.
+        failed: the error that has ended a trial; "" without an error.
     """
 
     name: str
@@ -115,7 +112,8 @@ class Trials:
         self._limit_s, self._say, self._count = limit_s, say, 0
 
     def run(self, result: Result, rounds: int, only: Sequence[str] = ()) -> None:
-        """Fill in ``result``; after a KeyboardInterrupt, ``result`` has the measurements so far.
+        """Run all rounds, and store the measurements in ``result``. After a KeyboardInterrupt, it has the rounds so
+        far.
 
         Raises:
             CannotTryError: the unchanged program fails or has no measurable fit, a name in ``only`` is unknown, or no
@@ -175,8 +173,8 @@ class Trials:
             "result": str(result), "folder": str(folder), "steps": self._steps, "warmup": WARMUP, "cure": cure,
             "looks": looks,
         }  # fmt: skip
-        # With TMPDIR, caches of compilers and sockets of workers are in the folder. With PYTHONDONTWRITEBYTECODE,
-        # imports create no __pycache__.
+        # TMPDIR puts compilers' caches and workers' sockets into the folder. PYTHONDONTWRITEBYTECODE prevents
+        # __pycache__.
         variables = {VARIABLE: json.dumps(asked), "TMPDIR": str(self._folder), "PYTHONDONTWRITEBYTECODE": "1"}
         command = [sys.executable, *words_to_call("drivetrain.trials.child"), *self._command]
         code = run_to_end(command, Path.cwd(), variables, log, self._limit_s)
@@ -191,12 +189,12 @@ class Trials:
 
 
 def _may_help(tried: Tried) -> bool:
-    """Whether to try the cure in another round: false if a ratio is too small for a cure that helps."""
+    """Whether to try the cure in another round. False if one ratio is already too small."""
     return tried.judgement is not None and tried.judgement.low > LEAST_GAIN
 
 
 def _ending(code: int) -> str:
-    """Describe the end of a program without a result."""
+    """Say how a program ended that has written no result."""
     if code == -signal.SIGKILL:
         return "The system has killed it, as it does when memory runs out."
     if code:

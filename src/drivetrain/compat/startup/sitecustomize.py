@@ -7,7 +7,7 @@ import sys
 
 
 def _install() -> None:
-    """Install drivetrain.compat with the parent process's arguments; do nothing if drivetrain is not installed."""
+    """Install drivetrain.compat with the parent process's arguments, unless drivetrain cannot be imported."""
     if "DRIVETRAIN_COMPAT" in os.environ and importlib.util.find_spec("drivetrain") is not None:
         from drivetrain import compat
         from drivetrain.compat import children
@@ -16,7 +16,7 @@ def _install() -> None:
 
 
 def _chain() -> None:
-    """Run the environment's own ``sitecustomize.py``, which this file hides from Python."""
+    """Run the next ``sitecustomize.py`` on ``sys.path``, which this file hides from Python."""
     here = os.path.dirname(os.path.abspath(__file__))
     path = [entry for entry in sys.path if os.path.abspath(entry) != here]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", path)
