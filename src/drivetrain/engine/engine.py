@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from drivetrain.loggers.logger import Logger
 
 with on_first_use:
-    from drivetrain.engine import command_line
+    from drivetrain.engine import command_line, verbs
     from drivetrain.strategies import agreement
 
 M = TypeVar("M", bound=nn.Module)
@@ -127,7 +127,7 @@ class Engine(StateFiles):
         self.loggers: list[Logger] = [parts.logger_of(each) for each in parts.listed(loggers)]
         self.launcher = parts.launcher_of(plan)
         self._check_collectives = check_collectives
-        self._verbs = parts.verbs_of(self.strategy)
+        self._verbs = (self.strategy.facts.engine_verbs or verbs.Verbs)(self.strategy)
 
     if not TYPE_CHECKING:  # otherwise type checkers accept any attribute
 

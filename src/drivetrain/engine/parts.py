@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drivetrain.base.introspect import check_part, is_own_class
-from drivetrain.base.lazy import on_first_use
 from drivetrain.base.rank_zero import rank_zero_warn, tell_rank
 from drivetrain.base.registry import load
 from drivetrain.base.tree import BLOCKING
@@ -23,9 +22,6 @@ from drivetrain.launchers import external
 from drivetrain.launchers.launcher import Launcher, LauncherRegistry, in_notebook
 from drivetrain.plan import Plan
 from drivetrain.strategies.strategy import Strategy
-
-with on_first_use:
-    from drivetrain.engine import verbs
 
 
 def for_engine(plan: Plan) -> Plan:
@@ -106,11 +102,6 @@ def check_pair(module: nn.Module, optimizers: Iterable[Optimizer]) -> None:
                 "it is set up with, so its steps do not train that module. Build the optimizer on "
                 "model.parameters() of the same model."
             )
-
-
-def verbs_of(strategy: Strategy) -> verbs.Verbs:
-    """Return the object through which an Engine calls the strategy's methods."""
-    return (strategy.facts.engine_verbs or verbs.Verbs)(strategy)
 
 
 def strategy_of(plan: Plan) -> Strategy:

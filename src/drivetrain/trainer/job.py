@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pickle
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -145,7 +145,10 @@ class Outcome:
     def restore_into(self, trainer: Trainer) -> None:
         """Restore the run's results into ``trainer``, the module, the datamodule and the callbacks."""
         module, strategy, book = trainer.lightning_module, trainer.strategy, trainer.logbook
-        with _one_thread():
+        with ExitStack() as threads:
+            # torch must start no threads here, because a fork of this process for the next run would not have them.
+            threads.callback(torch.set_num_threads, torch.get_num_threads())
+            torch.set_num_threads(1)
             strategy.precision_plugin.convert_module(module)
             if self._missing_in(module) and overrides(module, "configure_model", LightningModule):
                 module.configure_model()
@@ -250,14 +253,3 @@ def _travels(scheduler: Any) -> bool:
     except (pickle.PickleError, AttributeError, TypeError):
         return False
     return True
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Context in which torch starts no threads. Threads would not exist in a fork of this process for the next run."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
