@@ -47,7 +47,7 @@ R = TypeVar("R")
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _MODULE = re.compile(r"<(?:[\w<>]+\.)+(?=\w+ object>)")
-_LONGEST_REPR = 100  # characters; the text of a model could fill pages
+_LONGEST_REPR = 100  # in characters; without a limit, the text of a model could fill pages
 
 
 class DrivetrainError(Exception):
@@ -198,7 +198,7 @@ def closest(word: str, known: Iterable[str]) -> str | None:
     """
     names = {name.lower(): name for name in sorted(known)}
     found = difflib.get_close_matches(word.lower(), names, n=3, cutoff=0.6)
-    # names with the same letters are preferred: for "dpp", "ddp"
+    # names with the same letters are preferred: "dpp" means "ddp"
     mistyped = (each for each in found if len(each) == len(word) and set(each) == set(word.lower()))
     return names[next(mistyped, found[0])] if found else None
 
@@ -364,7 +364,7 @@ class NoMore(TypedDict):
 
 
 def accepts_no_more(fn: Callable[P, R]) -> Callable[P, R]:
-    """Decorator for a function that catches unknown keywords in ``**unknown``, to raise a helpful error.
+    """Decorator for a function that collects unknown keywords in ``**unknown``, so that it can raise a helpful error.
 
     The decorator hides ``**unknown`` from the function's signature. Unlike :func:`arguments_checked`, this decorator
     adds no frame to a traceback.

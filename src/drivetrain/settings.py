@@ -2,7 +2,7 @@
 
 ``Trainer.__init__`` repeats the names, types and defaults, because editors, type checkers and the command line read
 signatures. A test compares the two signatures. This module checks each value separately. :mod:`drivetrain.plan` then
-decides what all values mean together on this machine.
+chooses the parts of the run from all values and this machine.
 """
 
 from __future__ import annotations
@@ -476,4 +476,4 @@ def _parsed(text: str) -> Any:
 
 
 NOT_YET: dict[str, Any] = {"model_registry": None}
-"""Arguments whose feature does not exist yet -> the only value that the argument accepts."""
+"""For each argument whose feature does not exist yet, the only value that the argument accepts."""

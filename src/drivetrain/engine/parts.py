@@ -25,7 +25,9 @@ from drivetrain.strategies.strategy import Strategy
 
 
 def for_engine(plan: Plan) -> Plan:
-    """Return ``plan``. If the strategy was given by name, the result has the Engine's strategy class of this name."""
+    """Return ``plan``. If the strategy was given by name, replace its class by the class that an Engine uses for this
+    name.
+    """
     given = plan.strategy
     if isinstance(given, Strategy) or given.cls.facts.engine_class is None:
         return plan

@@ -22,13 +22,13 @@ class Throughput:
     ``compute`` returns ``device/batches_per_sec`` and ``device/samples_per_sec``. If ``update`` gets lengths, the
     result also contains ``device/items_per_sec``. If ``update`` gets operations (``flops``), the result also contains
     ``device/flops_per_sec`` and ``device/mfu``, the fraction of ``available_flops``. With several devices, the result
-    also contains the rates of all devices together, except ``mfu``, under names without ``device/``. The result also
-    contains the totals ``time``, ``batches``, ``samples`` and ``lengths``.
+    also contains ``batches_per_sec`` and so on: the rates of all devices together. There is no such value for ``mfu``.
+    The result also contains the totals ``time``, ``batches``, ``samples`` and ``lengths``.
 
     Args:
         available_flops: the peak performance of one device in operations per second.
         world_size: the number of devices.
-        window_size: the number of last updates over which rates are computed.
+        window_size: rates are computed over this number of most recent updates.
         separator: the string between "device" and the name of a rate.
 
     Raises:
@@ -113,7 +113,8 @@ class EngineThroughput(Throughput):
 
     Args:
         engine: the Engine, whose devices, precision and loggers are used.
-        kwargs: the arguments of :class:`Throughput`, by default derived from the Engine.
+        kwargs: the arguments of :class:`Throughput`. By default, ``world_size`` and ``available_flops`` come from the
+            Engine.
     """
 
     def __init__(self, engine: Engine, **kwargs: Any) -> None:

@@ -221,7 +221,7 @@ def _replacing(path: str | Path | None) -> Iterator[str | None]:
 def undisturbed(module: nn.Module, draws: bool = False) -> Iterator[None]:
     """Context in which ``module`` is in evaluation mode, gradients are off, and logged values are discarded.
 
-    The end of the context, also after an exception, restores the mode of every submodule and the state of every random
+    At its end, also after an exception, the context restores the mode of every submodule and the state of every random
     generator.
 
     Args:
@@ -233,7 +233,8 @@ def undisturbed(module: nn.Module, draws: bool = False) -> Iterator[None]:
     with nullcontext() if draws else isolate_rng(), torch.no_grad(), logbooks.without_logging(module):
         try:
             for part in parts:
-                # not eval(), because eval() calls a user's train(), which may have other effects that cannot be undone
+                # not eval(), because it calls train(), and a user's train() may have further effects that cannot be
+                # undone
                 part.training = False
             yield
         finally:
@@ -243,8 +244,8 @@ def undisturbed(module: nn.Module, draws: bool = False) -> Iterator[None]:
 
 @contextmanager
 def example_pass(module: nn.Module, sample: Any = None, draws: bool = False) -> Iterator[Arguments | None]:
-    """Context of :func:`undisturbed` for running ``forward``. If the module has a Trainer, the context also has the
-    Trainer's precision.
+    """Context for running ``forward``, with the effects of :func:`undisturbed`. If the module has a Trainer, the
+    context also enters the Trainer's precision.
 
     Args:
         module: the module to run; any ``nn.Module``.
@@ -287,7 +288,7 @@ def detached(module: nn.Module) -> nn.Module:
 
 
 class _Unregistered:
-    """A base class that prevents a user's ``__init_subclass__``, which may register classes, from running."""
+    """A base class whose ``__init_subclass__`` runs in place of the user's, which may register each new class."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         pass

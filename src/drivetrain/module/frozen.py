@@ -1,5 +1,5 @@
-"""Checkpoints that contain only trainable weights: find the frozen weights, and check that the loading module has equal
-frozen weights.
+"""Checkpoints without frozen weights: find the frozen weights of a module, and check that a module that loads the
+checkpoint has the same ones.
 
 For each frozen parameter, such a checkpoint contains a fingerprint: the parameter's shape and dtype, and a digest of
 its bytes.
@@ -97,8 +97,8 @@ def check_base(module: nn.Module, checkpoint: Mapping[str, Any], strict: bool) -
         strict: whether the checkpoint and the module must have equal names of trainable weights.
 
     Returns:
-        The argument ``strict`` for ``load_state_dict``. The result is False for a checkpoint of trainable weights,
-        because this checkpoint lacks the frozen weights.
+        The argument ``strict`` for ``load_state_dict``. It is False if the checkpoint contains only trainable weights,
+        because torch would report the frozen weights as missing.
 
     Raises:
         CheckpointError: a frozen weight differs, or, if ``strict``, the names of the trainable weights differ.

@@ -24,7 +24,7 @@ from drivetrain.errors import ConfigurationError, UnknownNameError, did_you_mean
 with on_first_use:
     from drivetrain.base import configs
 
-# The default value of an argument of a dataclass's __init__ if the argument's field has a default factory.
+# For a field with a default factory, the ``__init__`` of a dataclass has this default value.
 _FACTORY_DEFAULT: Any = getattr(dataclasses, "_HAS_DEFAULT_FACTORY", object())
 
 
@@ -47,8 +47,8 @@ def _no_hyperparameter(known: Mapping[Any, Any], name: str) -> str:
 class AttributeDict(dict[str, Any]):
     """A dictionary whose keys are also attributes: ``d.lr`` is ``d["lr"]``.
 
-    If a key is the name of a ``dict`` method, such as "items", only ``d["items"]`` works. ``copy.deepcopy`` keeps
-    values that cannot be copied.
+    If a key is the name of a ``dict`` method, such as "items", only ``d["items"]`` works. A deep copy contains the
+    original of a value that cannot be copied, for example a lock.
 
     Raises:
         AttributeError: the key does not exist. The message suggests the most similar key.

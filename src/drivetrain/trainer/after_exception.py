@@ -21,8 +21,8 @@ def save_after_exception(trainer: Any, path: str, weights_only: bool = False) ->
     would block the other ranks in the collective.
 
     Each rank writes its part of the checkpoint to a file beside ``path``. The name of this file depends on the rank's
-    position in the fit. The first rank that finds the files of all other ranks writes ``path``; before this, the
-    previous checkpoint stays at ``path``.
+    position in the fit. The first rank that finds the files of all other ranks writes ``path``. Until then, the
+    previous checkpoint stays there.
 
     Args:
         trainer: the Trainer of the fit.

@@ -105,7 +105,8 @@ def ordered(callbacks: Iterable[Callback]) -> list[Callback]:
     """Sort the callbacks: tuners first, then other callbacks in the given order, checkpoint callbacks last.
 
     Raises:
-        ConfigurationError: a callback occurs twice, or two callbacks have an equal ``state_key`` for their states.
+        ConfigurationError: a callback occurs twice, or two callbacks would save their states under the same
+            ``state_key``.
     """
     found = sorted(callbacks, key=lambda callback: _POSITIONS[callback.position])
     stateful: dict[str, Callback] = {}
@@ -258,7 +259,7 @@ def check_former_hooks(module: LightningModule, strategy: Strategy) -> None:
 
     Raises:
         HookError: the module defines a hook that is no longer called.
-        ConfigurationError: the module defines a hook that only a strategy that splits batches calls.
+        ConfigurationError: the module defines a hook that is called only with a strategy that splits batches.
     """
 
 
@@ -269,8 +270,8 @@ def former_hooks(of_callbacks: bool) -> Mapping[str, str]:
 
 
 def _check_step(name: str, method: str, step: Any, further: Container[str]) -> None:
-    """Check that ``step`` accepts the loop's arguments. All further required parameters of ``step`` must be in
-    ``further``.
+    """Check that ``step`` accepts the loop's arguments. ``further`` contains the names of other arguments that the loop
+    passes.
     """
     index = "" if method == "training_step" else ", dataloader_idx=0"
     cure = f"Write def {method}(self, batch, batch_idx{index})."
@@ -299,7 +300,7 @@ def check_hooks(parties: Iterable[Any], called: frozenset[str] = frozenset()) ->
     """Check overrides of hooks in module, datamodule and callbacks. Warn of methods whose names resemble the name of a
     hook.
 
-    ``called`` lists the additional methods of callbacks that the strategy calls.
+    ``called`` contains the names of further methods of callbacks that the strategy calls.
 
     Raises:
         ConfigurationError: a hook is not a method, or does not accept its arguments.
@@ -314,7 +315,8 @@ def check_hooks(parties: Iterable[Any], called: frozenset[str] = frozenset()) ->
         if base is LightningModule:
             hooks -= set(dir(torch.nn.Module))
         for hook in sorted(hooks):
-            own = getattr(type(party), hook)  # the read of an object's property could raise an error here
+            # read from the class, because reading a property of the object could raise an error
+            own = getattr(type(party), hook)
             if _CALLED_BY_THE_LOOPS.fullmatch(hook) and (isinstance(own, property) or overrides(party, hook, base)):
                 _check_hook(name, hook, own if isinstance(own, property) else getattr(party, hook), getattr(base, hook))
         if base is Callback:
@@ -383,7 +385,8 @@ def log_hyperparameters(trainer: Trainer) -> None:
     for party in (trainer.datamodule, trainer.lightning_module):
         if party is None or not party._log_hyperparams or not trainer.settings.enable_autolog_hparams:
             continue
-        # "_class_path", which the command line adds, is left out. load_from_checkpoint needs "_instantiator".
+        # The command line adds "_class_path", which is left out here, and "_instantiator", which load_from_checkpoint
+        # needs.
         own = {name: value for name, value in party.hparams_initial.items() if name != "_class_path"}
         for name in set(own) & set(params):
             if not _same(own[name], params[name]):
@@ -393,7 +396,7 @@ def log_hyperparameters(trainer: Trainer) -> None:
                 )
         params.update(own)
 
-    if params:  # plain data, because a configuration raises for missing values
+    if params:  # plain data, because an OmegaConf configuration raises an error for a missing value
         telling.tell(trainer, "log_hyperparams", configs.without_configs(params), begins=True)
     telling.tell(trainer, "log_graph", trainer.lightning_module, begins=True)
     telling.tell(trainer, "save", begins=True)

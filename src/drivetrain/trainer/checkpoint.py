@@ -222,7 +222,7 @@ def _check_set_up(trainer: Trainer) -> None:
 
 def _loop_state(trainer: Trainer, checkpoint: dict[str, Any]) -> dict[str, Any]:
     """Return the state of the loop. After an exception, return the state before the first batch of the interrupted
-    optimizer step, and set the counters and buffers in ``checkpoint`` back to this state.
+    optimizer step. Also reset the counters and buffers in ``checkpoint`` to this state.
     """
     run = trainer.current_run
     if run is None and (ranks := trainer.ranks_of_job):  # the last job's processes have returned their states
@@ -244,7 +244,7 @@ def check_storable(trainer: Trainer, weights_only: bool = False) -> None:
     """Check, before any save, that a checkpoint can store the states of callbacks and datamodule, and the
     hyperparameters.
 
-    Nothing is written. Warnings about hyperparameters are shown only here, and not again when a checkpoint is saved.
+    Nothing is written. This function warns about hyperparameters; later saves do not repeat these warnings.
 
     Args:
         trainer: a Trainer that has a module.
@@ -286,27 +286,11 @@ def check_at_start(trainer: Trainer) -> None:
 
 
 def _state_now(owner: Any) -> Any:
-    """Return the state of ``owner``; ``None`` if ``state_dict`` raises an exception, because this method need not work
-    before training.
-    """
+    """Return ``owner.state_dict()``; ``None`` if it raises, because it need not work before training."""
     try:
         return owner.state_dict()
     except Exception:
         return None
-
-
-def decode_checkpoint(checkpoint: Any) -> dict[str, Any]:
-    """Decode a checkpoint that a store has read: undo the encoding of values by :func:`dump`. Hyperparameters stay
-    encoded, because runs do not use them.
-
-    Raises:
-        CheckpointError: the data is not a checkpoint, is damaged, or was written by a newer version.
-    """
-    if not isinstance(checkpoint, Mapping):
-        raise CheckpointError(
-            f"The checkpoint is a {type(checkpoint).__name__} and no dictionary. Use one that a Trainer wrote."
-        )
-    return loading.decode_parts(checkpoint, quiet=loading.HYPERPARAMETERS)
 
 
 def _as_plain_data(trainer: Trainer, checkpoint: dict[str, Any]) -> dict[str, Any]:
@@ -331,12 +315,16 @@ def load(trainer: Trainer, path: str, weights_only: bool | None) -> dict[str, An
     """Return the checkpoint at ``path``, converted to this version's layout and decoded."""
     resuming = trainer.progress.fn == "fit"
     with naming(path):
-        read = trainer.strategy.load_checkpoint(path, weights_only)
+        read: Any = trainer.strategy.load_checkpoint(path, weights_only)
+        if not isinstance(read, Mapping):
+            raise CheckpointError(
+                f"The checkpoint is a {type(read).__name__} and no dictionary. Use one that a Trainer wrote."
+            )
         with restoring("'loops'"):  # in earlier layouts, the entry can be ``None``
             expect({} if read.get("loops") is None else read["loops"], Mapping)
         with restoring("the layout"):
             read = in_our_layout(read, resuming)
-        checkpoint = decode_checkpoint(read)
+        checkpoint = loading.decode_parts(read)
         check_layout(checkpoint)
     return checkpoint
 

@@ -86,8 +86,8 @@ def _check_compiler(device: torch.device, options: CompileOptions, asked: Any) -
 
 
 def compile_whole(trainer: Any, job: Any) -> None:
-    """Compile the complete model in place, unless the settings ask for the compilation of layers alone. Called in each
-    process, before set-up.
+    """Compile the complete model in place, unless the settings select single layers. Called in each process, before
+    set-up.
     """
     options, context, model = CompileOptions.of(trainer.settings.compile), job.compiled_by, job.model
     # The class is loaded by name, because an import would be circular.
@@ -95,7 +95,7 @@ def compile_whole(trainer: Any, job: Any) -> None:
     if options is not None:
         _forget_others(model, options)
         if options.blocks is not None:
-            return  # too early for the layers, which configure_model can still create
+            return  # compile_blocks compiles layers later, because configure_model can still create them
         context = _context(model, options)
     compile_in_place(model, context)  # each process compiles its own copy of the model
     if context.fullgraph:

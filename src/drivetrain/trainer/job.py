@@ -42,7 +42,7 @@ class Job:
         passed: the caller's loaders, by stage.
         datamodule: the user's datamodule.
         ckpt_path: the checkpoint from which to begin.
-        weights_only: the argument ``weights_only`` of ``Trainer.fit``, for the read of the checkpoint.
+        weights_only: the argument ``weights_only`` of ``Trainer.fit``.
         compiled_by: the context of ``torch.compile``, if the program passed a compiled model; not pickled with the job.
         checked: whether the launching process has already checked the arguments.
     """
@@ -64,7 +64,8 @@ def resumed(trainer: Trainer, job: Job, error: BaseException) -> Job | None:
     All ranks must have raised ``error`` before this call.
     """
     path = getattr(error, "resume_from", None)
-    if path is None or not trainer.engine.launcher.is_external:  # started processes resume on their own
+    # if this process has only launched others, those resume the job themselves
+    if path is None or not trainer.engine.launcher.is_external:
         return None
     rank_zero_warn(f"{error} Training resumes from {path}.")
     return replace(job, ckpt_path=path)
@@ -87,7 +88,7 @@ class Outcome:
         weights: the module's state dict.
         schedulers: the schedulers. A scheduler that cannot be pickled, for example because of a lambda, is replaced by
             a :class:`Remains`.
-        callbacks: the state of each callback that has one, by its key.
+        callbacks: the states of the callbacks, by ``state_key``.
         ranks: for a fit that ended inside an epoch, each rank's state, from which a fit can resume.
         time_spent: rank 0's report on the time of the last fit.
     """
@@ -146,7 +147,7 @@ class Outcome:
         """Restore the run's results into ``trainer``, the module, the datamodule and the callbacks."""
         module, strategy, book = trainer.lightning_module, trainer.strategy, trainer.logbook
         with ExitStack() as threads:
-            # torch must start no threads here, because a fork of this process for the next run would not have them.
+            # torch must not start threads here, because a fork of this process for the next run would lack them.
             threads.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(1)
             strategy.precision_plugin.convert_module(module)

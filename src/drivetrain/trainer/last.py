@@ -37,7 +37,7 @@ Trainer = Any  # an import would be circular
 # training, and the rank that a launcher passes.
 _FREE = re.compile(r"ckpt|checkpoint|resume|rank$|(^|\.)(max_|num_|n_)?(epochs|steps|time)$")
 _SUBCOMMANDS = ("fit", "validate", "test", "predict")
-_FETCHED = 8  # the maximum number of files to read, if files must be read completely
+_FETCHED = 8  # the maximum number of files to load, if a store can only load complete files
 
 finished_fits = 0
 """The number of fits that have finished in this process. This number distinguishes the folds of a cross-validation."""
@@ -136,8 +136,8 @@ def resolve_last(trainer: Trainer, fitting: bool, requeued: str | None = None) -
 
 
 def newest_of_fit(trainer: Trainer) -> str | None:
-    """Return the newest usable checkpoint among the running fit's checkpoints and the checkpoint that the fit resumed
-    from; ``None`` if there is none. Every rank must call this function, and gets rank 0's result.
+    """Return the newest usable checkpoint of the running fit; ``None`` if there is none. The checkpoint from which the
+    fit resumed is included. Every rank must call this function, and gets rank 0's result.
     """
     store, found = trainer.strategy.checkpoint_io, _Found(trainer, fitting=True)
     store.wait()
@@ -198,8 +198,8 @@ class _Found:
         )
 
     def is_own(self, path: str, others: set[str]) -> bool:
-        """Whether this program with this configuration has saved ``path``. For an unreadable file, the answer is yes if
-        this program has saved another file in the folder, or if no file in the folder is readable.
+        """Whether this program with this configuration has saved ``path``. An unreadable file counts as this program's
+        if the program has saved another file in the folder, or if no file there is readable.
         """
         entry = self.entry(path)
         if entry is None:  # the file is unreadable, so the other files in the folder are examined
@@ -210,20 +210,20 @@ class _Found:
         saved_by = self._saved_by(entry)
         if saved_by == self._program:
             return True
-        # The hint leaves out files of the program's other fits, for example of other folds of a cross-validation.
+        # The hint does not name files of the program's other fits, for example of other folds of a cross-validation.
         if not saved_by or all(saved_by.get(key) == self._program.get(key) for key in ("name", "fit")):
             self.configured.append(path)
         return False
 
     def _saved_by(self, entry: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the entry ``program`` of a checkpoint; entries of earlier versions have no fit number, and get this
-        fit's number.
+        """Return the entry ``program`` of a checkpoint. Earlier versions stored no fit number, so this fit's number is
+        added.
         """
         saved_by = entry.get("program")
         return {"fit": self._program.get("fit"), **saved_by} if isinstance(saved_by, Mapping) else {}
 
     def entry(self, path: str) -> Mapping[str, Any] | None:
-        """Return a checkpoint's entries, if possible without a read of the tensors; ``None`` for an unreadable file."""
+        """Return a checkpoint's entries, without reading the tensors if possible; ``None`` for an unreadable file."""
         if path not in self._entries:
             self._entries[path] = None
             is_local = reads_files(self._store) and not files.is_remote(path)

@@ -170,8 +170,8 @@ def _set_up_model(trainer: Trainer, job: Job, vote: Vote, agreed: agreement.Agre
         job: the job of the run.
         vote: a function that returns a context for a phase of the set-up. At the end of the context, the ranks report
             failures to each other.
-        agreed: the result of the ranks' comparison: whether all ranks have equal loggers, and whether a hook of at
-            least one rank can change that rank's model.
+        agreed: what the ranks' comparison has shown: whether all ranks have equal loggers, and whether hooks can change
+            the model of any rank.
 
     Returns:
         The checkpoint of the job; ``None`` without a checkpoint.
@@ -237,7 +237,7 @@ def _set_up_optimizers(trainer: Trainer, run: Run, vote: Vote) -> None:
     strategy.setup_precision_plugin()
     trainer.engine.bind_optimizers(strategy.optimizers, strategy.lr_scheduler_configs)
     run.wrap_optimizers()
-    make_step(run)  # the result is not used: the call only raises errors before training begins
+    make_step(run)  # only for its errors, which should be raised before training begins
 
 
 def _prepares_data(trainer: Trainer, party: DataHooks) -> bool:

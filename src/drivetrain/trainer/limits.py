@@ -129,7 +129,7 @@ class LimitsView:
 
     @property
     def profiler(self) -> Any:
-        """The profiler; by default, an object with a profiler's methods, which measures nothing."""
+        """The profiler. Without a profiler, this is an object with the same methods that measures nothing."""
         if self._profiler is None:
             self._profiler = load("drivetrain.profilers:PassThroughProfiler")()
         return self._profiler

@@ -95,7 +95,7 @@ class TrainerView(LimitsView, RankFacts):
     _time_spent: TimeSpent | None = None
     _sampler: Sampler | None = None  # measures the running fit's time
     _launch: str = ""  # identifies the fit's processes in the record of a run
-    _saved_at_stop: Sequence[str] = ()  # the last fit's checkpoints after a request to end
+    _saved_at_stop: Sequence[str] = ()  # checkpoints that the last fit saved because it was asked to end
 
     fit_loop: Any = Familiar()
     validate_loop: Any = Familiar()
@@ -230,7 +230,7 @@ class TrainerView(LimitsView, RankFacts):
         self.loggers = [] if value is None else [value]
 
     def _log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Pass ``metrics`` to every logger. A metric called "step" is the x axis."""
+        """Pass ``metrics`` to every logger. If a metric is called "step", loggers get its value as the step."""
         given = dict(metrics)
         step = int(given.pop("step", step))
         if self.progress.stage is not RunningStage.SANITY_CHECKING and self.is_global_zero:
@@ -269,8 +269,8 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def goodput(self) -> float | None:
-        """The fraction (0 to 1) of all runs' wall time that was spent in training steps whose results were not lost;
-        ``None`` without a :class:`drivetrain.callbacks.GoodputMonitor`, or before this callback has recorded any time.
+        """The fraction (0 to 1) of the wall time of all runs that was spent in training steps whose results were kept.
+        ``None`` without a :class:`drivetrain.callbacks.GoodputMonitor`, or before it has recorded any time.
         """
         monitor = next(iter(self._callbacks_like("GoodputMonitor")), None)
         report = None if monitor is None else monitor.report(self)
@@ -431,8 +431,8 @@ class TrainerView(LimitsView, RankFacts):
     def judges_at_epoch_end(self) -> bool:
         """Whether callbacks check a monitored value at the end of a training epoch, and not after validation.
 
-        True if the fit does not validate, or validates at the end of each epoch: all metrics are then known at the end
-        of an epoch.
+        This is so if the fit does not validate, or validates at the end of each epoch. All metrics are then known at
+        that time.
         """
         interval = self.limits.val_check_interval
         # Only the float 1.0 means a complete epoch. The int 1 means a validation after each batch.

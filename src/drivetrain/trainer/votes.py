@@ -20,7 +20,7 @@ PREPARE_DATA = "prepare_data"
 
 # the first and the longest pause between two checks of the store, in seconds
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.001, 0.25
-_PATIENCE_S = 5.0  # after this time, the ranks wait in a collective
+_PATIENCE_S = 5.0  # after this time, the ranks stop to poll and wait in a collective
 _ALL = "all ranks have come through"
 
 Vote = Callable[[str], AbstractContextManager[None]]
@@ -50,10 +50,10 @@ def _voting(store: Any, world: Group, key: str, phase: str, progress: Progress) 
     try:
         yield
     except BaseException as error:
-        # A rank that was asked to end has not failed: the launching process also asks the other ranks to end.
+        # A rank that was asked to end has not failed. The launching process also asks the other ranks to end.
         if not isinstance(error, (PeerError, SIGTERMException, KeyboardInterrupt)):
             text = summary(error, progress, phase)
-            # the store ignores this text if the result is already set
+            # the store keeps the first text that a rank sets
             failing.use_store(lambda: store.compare_set(result, "", text))
         raise
     if store.add(count, 1) == world.size:
