@@ -237,7 +237,7 @@ class Settings:
 
 _ENTRIES = re.compile(r"^    ([a-z]\w*): (.+(?:\n        .+)*)", re.MULTILINE)
 DOCS = {name: " ".join(text.split())[:-1] for name, text in _ENTRIES.findall(inspect.getdoc(Settings) or "")}
-"""For each argument: its text in the docstring of :class:`Settings`."""
+"""The text of each argument in the docstring of :class:`Settings`."""
 
 
 def doc_of(field: dataclasses.Field[Any]) -> str:

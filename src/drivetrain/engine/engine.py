@@ -351,7 +351,7 @@ class Engine(StateFiles):
         return precision.convert_output if defined_by_user(precision, "convert_output") else None
 
     def to_device(self, obj: Any) -> Any:
-        """Return a batch with all tensors on the device. If ``obj`` is a module, move it in place."""
+        """Return ``obj`` with all tensors on the device. A module is moved in place."""
         return move(obj, self.device) if self._verbs.batch_to_device is None else self._verbs.to_device(obj)
 
     def backward(self, tensor: Tensor, *args: Any, model: nn.Module | None = None, **kwargs: Any) -> None:
@@ -479,7 +479,7 @@ class Engine(StateFiles):
             log.info("Seed set to %d", chosen)
         return chosen
 
-    # ---- the end -----------------------------------------------------------------------------------------------------
+    # ---- tear down ---------------------------------------------------------------------------------------------------
 
     def teardown(self) -> None:
         """Move all modules and optimizers that were set up back to the host, and free the device."""

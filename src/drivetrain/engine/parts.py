@@ -78,7 +78,7 @@ def loggable(metrics: Mapping[str, Any]) -> Collection[Any]:
 
 
 def check_parts(plan: Plan) -> None:
-    """Check the user-defined parts in a plan; called before the Engine changes a part.
+    """Check the user-defined parts in a plan. The Engine calls this function before it changes a part.
 
     Raises:
         ConfigurationError: a part overrides a method that an Engine never calls.

@@ -68,15 +68,15 @@ class Verbs:
         return type(self), (self.strategy,)  # the modules are not pickled, because each process sets up its own
 
     def __deepcopy__(self, memo: Any) -> Verbs:
-        return self  # a copy of a loader still calls this object
+        return self  # copies of a loader share this object
 
     def overridden(self, *names: str) -> bool:
         """Return whether the strategy overrides any of these methods."""
         return any(overrides(self.strategy, name, Strategy) for name in names)
 
     def bind(self) -> None:
-        """Look up the strategy's methods that a step calls; called again after user code has replaced a method of the
-        strategy.
+        """Look up the strategy's methods that a step calls. If user code replaces a method of the strategy, the look-up
+        is repeated.
         """
         strategy = self.strategy
         self.backward = None if familiar.differentiates_plainly(strategy) else strategy.backward
@@ -108,8 +108,8 @@ class Verbs:
         return prepared, list(optimizers), scheduler
 
     def exposed(self, module: nn.Module, prepared: nn.Module) -> nn.Module:
-        """Return the module that the program sees: ``prepared`` if the parameters of ``prepared`` and ``module``
-        differ, else ``module``.
+        """Return the module whose attributes the program sees: ``prepared`` if its parameters are not those of
+        ``module``, else ``module``.
         """
         return module if _ids(module.parameters()) == _ids(prepared.parameters()) else prepared
 
@@ -199,7 +199,7 @@ class Verbs:
     # ---- one step ------------------------------------------------------------------------------------------------
 
     def to_device(self, obj: Any) -> Any:
-        """Return a batch on the strategy's device. If ``obj`` is a module, move it in place."""
+        """Return ``obj`` on the strategy's device. A module is moved in place."""
         device, own = self.strategy.root_device, self.batch_to_device
         return move(obj, device) if own is None or isinstance(obj, nn.Module) else own(obj, device)
 

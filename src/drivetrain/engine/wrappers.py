@@ -107,7 +107,7 @@ class OptimizerHandle:
 
     def __getattr__(self, name: str) -> Any:
         if name in self._OWN:
-            raise AttributeError(name)  # there are no attributes yet during a copy
+            raise AttributeError(name)  # while an object is copied, its attributes do not exist yet
         return getattr(self._optimizer, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -212,7 +212,7 @@ class EngineModule(nn.Module):
             output = call(*args, **kwargs)
         return self._convert_output(output) if self._converts else output
 
-    # ---- other entry points ------------------------------------------------------------------------------------------
+    # ---- methods that run as forward does ----------------------------------------------------------------------------
 
     def mark_forward_method(self, method: str | Callable[..., Any]) -> None:
         """Make a method of the module run as ``forward`` does: in the precision, and through the strategy's wrapper.
@@ -276,7 +276,7 @@ class EngineModule(nn.Module):
     def __getattr__(self, name: str) -> Any:
         original = self.__dict__.get("_original")
         if original is None:
-            raise AttributeError(name)  # there are no attributes yet during a copy
+            raise AttributeError(name)  # while an object is copied, its attributes do not exist yet
         value = getattr(original, name)
         if name in self._marked:
             return self._redirected(value)
@@ -293,7 +293,7 @@ class EngineModule(nn.Module):
     def __delattr__(self, name: str) -> None:
         delattr(self._original, name)
 
-    # ---- members that a module may override, read from the original ----------------------------------------------
+    # ---- members that are read from the original module --------------------------------------------------------------
 
     @property
     def training(self) -> bool:
@@ -370,7 +370,7 @@ _NN_MODULE_STATE = frozenset({*vars(nn.Module()), "training"})
 
 
 class EngineLoader:
-    """Wraps a loader: moves batches to the device, and sets the samplers' epoch when a pass begins.
+    """Wraps a loader: moves batches to the device, and calls ``set_epoch`` of the samplers when a pass begins.
 
     Args:
         loader: a DataLoader, or any re-iterable object.
@@ -439,7 +439,7 @@ class EngineLoader:
 
     def __getattr__(self, name: str) -> Any:
         if name in ("_loader", "_source", "_seeds", "_device", "_mover", "_pins", "_passes"):
-            raise AttributeError(name)  # there are no attributes yet during a copy
+            raise AttributeError(name)  # while an object is copied, its attributes do not exist yet
         return getattr(self._loader, name)
 
     def __repr__(self) -> str:
@@ -447,7 +447,7 @@ class EngineLoader:
 
 
 def follow(optimizers: Sequence[Optimizer], before: Mapping[str, nn.Parameter], module: nn.Module) -> None:
-    """Replace the parameters ``before`` in ``optimizers`` by the present parameters of ``module``.
+    """In ``optimizers``, replace the parameters ``before`` by the current parameters of ``module``.
 
     On most devices, moving a module keeps its parameter objects. If moving creates new parameters, an optimizer would
     continue to update the old parameters, without an error.

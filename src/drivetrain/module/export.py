@@ -214,7 +214,7 @@ def _replacing(path: str | Path | None) -> Iterator[str | None]:
             files.move(written, target.parent / written.name)
 
 
-# ---- a pass without lasting effects ----------------------------------------------------------------------------------
+# ---- running forward without lasting effects -------------------------------------------------------------------------
 
 
 @contextmanager
@@ -272,7 +272,7 @@ def example_pass(module: nn.Module, sample: Any = None, draws: bool = False) -> 
         yield None if sample is None else _arguments(sample)
 
 
-# ---- the module for exporters ----------------------------------------------------------------------------------------
+# ---- the copy of the module that is exported -------------------------------------------------------------------------
 
 
 @contextmanager
@@ -288,7 +288,7 @@ def detached(module: nn.Module) -> nn.Module:
 
 
 class _Unregistered:
-    """A base class whose ``__init_subclass__`` runs in place of the user's, which may register each new class."""
+    """A base class that replaces the user's ``__init_subclass__``, which could register the new class somewhere."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         pass

@@ -33,7 +33,7 @@ _KNOWN: WeakKeyDictionary[nn.Module, dict[str, tuple[Any, dict[str, Any]]]] = We
 def frozen_parameters(module: nn.Module, optimizers: Iterable[Optimizer]) -> dict[str, Tensor]:
     """Return the frozen parameters, by their names in a state dict.
 
-    A parameter in an optimizer is not frozen, even if its ``requires_grad`` is False at present.
+    A parameter in an optimizer is not frozen, even if its ``requires_grad`` is now False.
     """
     stepped = {id(each) for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]}
     named = plain_names(dict(module.named_parameters(remove_duplicate=False)))

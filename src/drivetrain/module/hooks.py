@@ -369,7 +369,7 @@ class HookTable:
                     ) from None
 
     def call(self, hook: str, *args: Any) -> None:
-        """Call all overrides of a hook, and the observers; used for hooks that do not run in each step."""
+        """Call all overrides of a hook, and the observers. Only for hooks that do not run in each step."""
         for bound in self.bind(hook):
             bound(*args)
         self.notify(hook)

@@ -83,7 +83,9 @@ class TrainableModule(DataHooks, ModelHooks, nn.Module):
     # ---- what the loop calls and the user may override -----------------------------------------------------------
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
-        """Clear the gradients; called after ``training_step`` of the first batch of an optimizer step."""
+        """Clear the gradients. The loop calls this method after ``training_step`` of the first batch of an optimizer
+        step.
+        """
         optimizer.zero_grad()
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:

@@ -50,7 +50,7 @@ def save_after_exception(trainer: Any, path: str, weights_only: bool = False) ->
             "The last rank completes it; if one of them is dead, the newest complete checkpoint stays."
         )
     if strategy.global_rank != 0 and (what == "shards" or not weights_only):
-        any_rank_info(f"Saved {path}, {how}.")  # for rank 0, a callback logs the returned sentence
+        any_rank_info(f"Saved {path}, {how}.")  # on rank 0, the callback that saves logs the returned sentence
     return f"Saved {path}, {how}."
 
 

@@ -127,8 +127,8 @@ def ordered(callbacks: Iterable[Callback]) -> list[Callback]:
 
 
 def with_module_callbacks(callbacks: Sequence[Callback], module: LightningModule) -> list[Callback]:
-    """Add the callbacks that the module configures to ``callbacks``. If a callback in ``callbacks`` has the class of
-    one of the module's callbacks, only the module's callback is kept.
+    """Return ``callbacks`` and the callbacks from ``module.configure_callbacks()``. If a callback in ``callbacks`` has
+    the class of one of the module's callbacks, only the module's callback is kept.
     """
     own = _checked_callbacks(
         module.configure_callbacks() or [], f"{type(module).__name__}.configure_callbacks returned"
@@ -177,7 +177,7 @@ def profiler_of(settings: Settings) -> Any:
 
 
 def check_passed(model: Any, fn: TrainerFn, passed: Mapping[str, Any], datamodule: Any) -> None:
-    """Check the types of an entry point's arguments.
+    """Check the types of the arguments of ``fit``, ``validate``, ``test`` or ``predict``.
 
     Raises:
         ConfigurationError: an argument has a wrong type, or loaders and a datamodule were both passed.
@@ -221,7 +221,8 @@ def _is_data(thing: Any) -> bool:
 
 
 def check_module(module: LightningModule, fn: TrainerFn, settings: Settings, strategy: Strategy) -> None:
-    """Check that ``module`` has the methods that ``fn`` needs; called before a run creates anything.
+    """Check that ``module`` has the methods that ``fn`` needs. The Trainer calls this function before it creates
+    anything.
 
     Raises:
         ConfigurationError: the module lacks a step or its optimizers, or a step cannot be called. Also raised if the
@@ -265,7 +266,7 @@ def check_former_hooks(module: LightningModule, strategy: Strategy) -> None:
 
 @supplied
 def former_hooks(of_callbacks: bool) -> Mapping[str, str]:
-    """Return, for each hook that is no longer called, what to write instead."""
+    """For each hook that is no longer called, return what to write instead."""
     return {}
 
 

@@ -59,7 +59,7 @@ def _resumes_always() -> bool:
 
 
 def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, fitting: bool) -> str | None:
-    """Return the file for the argument ``ckpt_path``; called before a run creates anything.
+    """Return the file for the argument ``ckpt_path``. The Trainer calls this function before it creates anything.
 
     Args:
         trainer: the Trainer; its callbacks know the files for "best" and "last".
@@ -67,8 +67,8 @@ def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, fitting: bool) 
             ``hpc_ckpt_<n>.ckpt`` in ``default_root_dir`` with the highest number; ``None``: no checkpoint. There are
             two exceptions for a fit with ``None``. In a requeued job, the fit resumes from the "hpc" file of this job.
             With the environment variable ``DRIVETRAIN_RESUME=auto``, ``None`` means "last".
-        fitting: whether the entry point is ``fit``. If there is no file for "last", a fit starts from the beginning;
-            any other entry point raises.
+        fitting: whether ``trainer.fit`` was called. If there is no file for "last", a fit starts from the beginning.
+            The other methods raise.
 
     Raises:
         CheckpointError: the file does not exist.

@@ -39,7 +39,7 @@ compared.
 
 
 def compare_start(trainer: Any, fn: TrainerFn, loaders: Loaders, resumes: bool) -> agreement.Agreement:
-    """Compare the ranks' arguments for this run; called before all other collectives of the run.
+    """Compare the ranks' arguments for this run. This comparison is the first collective of the run.
 
     Args:
         trainer: the Trainer, with its model and its datamodule.

@@ -112,7 +112,8 @@ def compile_whole(trainer: Any, job: Any) -> None:
 
 
 def compile_blocks(trainer: Any) -> None:
-    """Compile the layers that ``Trainer(compile=...)`` selects; called after the model's set-up.
+    """Compile the layers that ``Trainer(compile=...)`` selects. The Trainer calls this function after the model's
+    set-up.
 
     Raises:
         ConfigurationError: the settings select no layer.

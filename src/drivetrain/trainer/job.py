@@ -37,7 +37,7 @@ class Job:
     """One call of ``fit``, ``validate``, ``test`` or ``predict``.
 
     Attributes:
-        fn: the entry point.
+        fn: the method that was called.
         model: the user's module.
         passed: the caller's loaders, by stage.
         datamodule: the user's datamodule.
@@ -82,7 +82,7 @@ class Outcome:
     are not included.
 
     Attributes:
-        results: the return value of the entry point.
+        results: the return value of ``fit``, ``validate``, ``test`` or ``predict``.
         parameters: the module's parameters by name; ``optimizers`` refers to these tensors.
         buffers: all buffers, including non-persistent buffers.
         weights: the module's state dict.
@@ -196,8 +196,8 @@ class Outcome:
 
 
 def run_elsewhere(trainer: Trainer, job: Job, attach: Callable[[Job], Any]) -> list[Any]:
-    """Start processes that run ``job``. Restore the results of the job into ``trainer``, and return the entry point's
-    result.
+    """Start processes that run ``job``. Restore the job's results into ``trainer``, and return the result of ``fit``,
+    ``validate``, ``test`` or ``predict``.
 
     Args:
         trainer: the Trainer of this process.

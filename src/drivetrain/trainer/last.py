@@ -93,13 +93,13 @@ def resolve_last(trainer: Trainer, fitting: bool, requeued: str | None = None) -
 
     Args:
         trainer: the Trainer, whose callbacks propose files.
-        fitting: whether a fit resumes; the other entry points need only the weights.
+        fitting: whether a fit resumes; ``validate``, ``test`` and ``predict`` need only the weights.
         requeued: the file that a requeued job has saved for this fit; ``None`` if there is none.
 
     Raises:
         CheckpointError: no file can be used, and at least one file is damaged, missing, or for another number of
             processes.
-        CheckpointNameError: there is no file, and the entry point needs a file.
+        CheckpointNameError: there is no file. A fit with a checkpoint callback starts from the beginning instead.
     """
     callbacks, store = trainer.checkpoint_callbacks, trainer.strategy.checkpoint_io
     found = _Found(trainer, fitting)

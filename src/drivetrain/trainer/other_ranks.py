@@ -1,9 +1,9 @@
 """Resumes from a checkpoint that a different number of ranks has saved: gives each rank a part of the saved state.
 
-N ranks saved, and M ranks resume. Rank r restores the running means and metric objects of the saved ranks r, r + M, and
-so on. If N is at most r, rank r begins with empty means and metric objects. If the checkpoint was saved between two
-batches of one optimizer step, every rank gets the mean of the N ranks' gradients. The mean over the M ranks is then the
-mean over the N ranks. The position in the data counts the finished samples of all ranks.
+If N ranks have saved the checkpoint and M ranks resume, rank r restores the running means and metric objects of the
+saved ranks r, r + M, and so on. If N is at most r, rank r begins with empty means and metric objects. If the checkpoint
+was saved between two batches of one optimizer step, every rank gets the mean of the N ranks' gradients. The mean over
+the M ranks is then the mean over the N ranks. The position in the data counts the finished samples of all ranks.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ def check_precision(precision: Precision, parties: Sequence[Any], fn: TrainerFn,
     Args:
         precision: the precision of the run.
         parties: the module, then the callbacks.
-        fn: the entry point.
+        fn: the Trainer's method that was called.
         settings: the Trainer's settings.
 
     Raises:

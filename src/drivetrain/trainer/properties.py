@@ -66,7 +66,7 @@ def familiar_property(name: str) -> Any:
 
 
 class Familiar:
-    """A property whose code (:func:`familiar_property`) is imported at the first read or write."""
+    """A property whose code is imported when it is first read or assigned: the result of :func:`familiar_property`."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -323,14 +323,14 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def progress_bar_metrics(self) -> dict[str, float]:
-        """The latest value of every name logged with ``prog_bar=True``, as floats. In the run's thread, a read of this
-        property waits for the device. In other threads, a read returns the values of the last flush.
+        """The latest value of every name logged with ``prog_bar=True``, as floats. In the run's thread, reading this
+        property waits for the device. Other threads get the values of the last flush.
         """
         return self.logbook.newest_bar_metrics()
 
     @property
     def current_epoch(self) -> int:
-        """Index of the running epoch; in ``on_train_start``, the next epoch; after ``fit``, the number of finished
+        """The index of the running epoch. In ``on_train_start``, this is the next epoch; after ``fit``, the number of
         epochs.
         """
         progress = self.progress
@@ -379,7 +379,7 @@ class TrainerView(LimitsView, RankFacts):
     def num_training_batches(self) -> float:
         """The number of training batches in an epoch; ``inf`` if unknown, for example before the set-up of a fit.
 
-        During set-up, for example in ``configure_optimizers``, a read of this property creates the training loader, if
+        During set-up, for example in ``configure_optimizers``, reading this property creates the training loader if
         there is none yet. If the lengths of the ranks' loaders can differ, all ranks must read this property.
         """
         run, progress = self._run_parts, self.progress
@@ -402,7 +402,9 @@ class TrainerView(LimitsView, RankFacts):
         return [min(count, self.limits.sanity_batches) for count in self.num_val_batches]
 
     def num_eval_batches(self, stage: str) -> list[float]:
-        """Number of batches of each loader of "validate", "test" or "predict"; empty until the loaders are created."""
+        """Return the number of batches of each loader of "validate", "test" or "predict"; empty until the loaders
+        exist.
+        """
         if self._run_parts is None:
             return []
         return [source.num_batches for source in self._run_parts.loaders.made_evaluation.get(stage, [])]
@@ -447,11 +449,11 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def estimated_stepping_batches(self) -> int | float:
-        """The number of optimizer steps of the complete fit; ``inf`` if epochs and steps are unlimited. ``inf`` also
-        before the first run, because the training loader is unknown.
+        """The number of optimizer steps of the complete fit; ``inf`` if epochs and steps are unlimited. It is also
+        ``inf`` before the first run, because the training loader is unknown.
 
-        A read of this property creates the training loader, if there is none yet. If the lengths of the ranks' loaders
-        can differ, all ranks must read this property. In an evaluation, this is the number for the last fit.
+        Reading this property creates the training loader if there is none yet. If the lengths of the ranks' loaders can
+        differ, all ranks must read this property. In an evaluation, this is the number for the last fit.
         """
         run = self._run_parts
         if run is None and self.limits.max_steps == ENDLESS != self.limits.max_epochs:

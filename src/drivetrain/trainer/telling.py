@@ -1,5 +1,5 @@
-"""Calls the Trainer's loggers, converts loggers' errors to warnings, continues a checkpoint's logged runs, and prints
-results.
+"""Calls the Trainer's loggers, converts their errors to warnings, lets them continue the runs of a checkpoint, and
+prints results.
 """
 
 from __future__ import annotations

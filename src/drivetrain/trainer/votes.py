@@ -30,9 +30,9 @@ def votes_of(trainer: Any) -> Vote:
     """Return a function that creates the context for one phase of the set-up. At the context's end, the ranks wait for
     each other.
 
-    The ranks poll the job's store (torch's key-value store); the process group stays usable after a failure. The phase
-    ``PREPARE_DATA`` has no time limit, because one rank can download data for the other ranks. With one process, or
-    without a store, the context does nothing.
+    They poll the job's store (torch's key-value store), so that the process group stays usable after a failure. The
+    phase ``PREPARE_DATA`` has no time limit, because one rank can download data for the other ranks. With one process,
+    or without a store, the context does nothing.
 
     The context raises a PeerError if another rank has failed in the phase. The message contains the failed rank, the
     line of code and the exception.
