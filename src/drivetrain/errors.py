@@ -212,9 +212,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def number_of(number: object, what: str) -> str:
-    """Return a text such as "1 batch" or "2 batches": the number and the noun ``what``, in the plural unless the number
-    is 1.
-    """
+    """Return a text such as "1 batch" or "2 batches", for the noun ``what`` in the singular."""
     return f"{number} {what}{'' if number == 1 else 'es' if what.endswith(('tch', 'ss')) else 's'}"
 
 
@@ -247,7 +245,7 @@ def _in_parentheses(sentences: str) -> str:
 
 
 def whose(value: Any) -> str:
-    """Return a hint if the class of ``value`` is a class of Lightning or a subclass of such a class; otherwise ""."""
+    """Return a hint if ``value`` or its class is a class of Lightning, or a subclass of one; otherwise ""."""
     for cls in (value if isinstance(value, type) else type(value)).__mro__:
         if (package := cls.__module__.partition(".")[0]) in _LIGHTNING:
             return (
@@ -303,7 +301,7 @@ def check_known(owner: str, value: Any, what: str, known: Collection[str]) -> No
 
 
 def is_count(value: Any, lowest: int = 0) -> bool:
-    """Return whether ``value`` is an int of at least ``lowest``; booleans do not count."""
+    """Return whether ``value`` is an int of at least ``lowest``. Booleans do not count."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= lowest
 
 

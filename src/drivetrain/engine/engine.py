@@ -443,9 +443,7 @@ class Engine(StateFiles):
         return self._verbs.tensor_context()
 
     def sharded_model(self) -> AbstractContextManager[Any]:
-        """Context in which a sharding strategy can shard new layers; with other strategies, the context does
-        nothing.
-        """
+        """Context in which a sharding strategy can shard new layers. With other strategies, it does nothing."""
         return self._verbs.sharded_context()
 
     # ---- callbacks and logging -----------------------------------------------------------------------------------

@@ -42,9 +42,7 @@ def listed(given: Any) -> list[Any]:
 
 
 def logger_of(given: Any) -> Any:
-    """Return ``given``; if ``given`` is a string, return the logger with this name. Check that the result is a
-    logger.
-    """
+    """Return ``given``, or the logger with the name ``given``. Check that the result is a logger."""
     logger = load("drivetrain.loggers.logger:logger_named")(given, os.getcwd()) if isinstance(given, str) else given
     if isinstance(logger, type) or not callable(getattr(logger, "log_metrics", None)):
         raise ConfigurationError(
@@ -55,11 +53,11 @@ def logger_of(given: Any) -> Any:
 
 
 class NoLoggerError(ConfigurationError, IndexError):
-    """An Engine has no logger; the error is also an IndexError, which an empty list of loggers would raise."""
+    """An Engine has no logger. The error is also an IndexError, as for the first item of an empty list."""
 
 
 def loggable(metrics: Mapping[str, Any]) -> Collection[Any]:
-    """Return the values of ``metrics``; a numpy array of one element becomes a number.
+    """Return the values of ``metrics``. A NumPy array with one element becomes a number.
 
     Raises:
         UnloggableError: a value is a list of numbers, or a tensor or array whose number of elements is not one.

@@ -97,7 +97,7 @@ def of(state: Mapping[str, Any], filters: Filters, states: States) -> dict[str, 
 
 
 def into(state: Any, checkpoint: Any, strict: bool, path: str, states: States) -> dict[str, Any]:
-    """Load ``checkpoint`` into the objects of ``state``; return the checkpoint's remaining entries.
+    """Load ``checkpoint`` into the objects of ``state``, and return the checkpoint's remaining entries.
 
     The function checks all states before it loads the first state, so that a failure leaves all objects unchanged.
 

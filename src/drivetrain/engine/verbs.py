@@ -33,7 +33,7 @@ from drivetrain.strategies.strategy import Strategy
 
 _RANK_STATE = "drivetrain_rank_state"  # a saved file's key for the results of the strategy's ``rank_state``
 _PRECISION = "drivetrain_precision"  # the key of the precision's state is this prefix, a dot and the name of its class
-_RANK_FILES = "drivetrain_rank_files"  # the key for the list of rank files; rank 0 has none
+_RANK_FILES = "drivetrain_rank_files"  # the key for the list of rank files, of which rank 0 has none
 
 
 class Verbs:
@@ -256,7 +256,7 @@ class Verbs:
         self.strategy.save_checkpoint(snapshot, path)
 
     def load(self, path: str | Path, state: Any, strict: bool, weights_only: bool | None) -> dict[str, Any]:
-        """Read ``path`` into the objects of ``state``; return the file's remaining entries."""
+        """Load the file ``path`` into the objects of ``state``, and return the file's remaining entries."""
         if not isinstance(path, (str, PathLike)):
             raise snapshots.wrong_argument("load", path, "path")
         held = self.strategy.load_checkpoint(path, **reading(weights_only))

@@ -63,7 +63,7 @@ class Mover(Protocol):
 
 
 class OptimizerHandle:
-    """Wraps an optimizer. The wrapper can replace ``step`` and ``zero_grad``; all other attributes are the optimizer's.
+    """Wraps an optimizer. The wrapper can replace ``step`` and ``zero_grad``. All other attributes are the optimizer's.
 
     For ``isinstance``, the wrapper has the optimizer's class. Schedulers accept both the wrapper and the optimizer.
 
@@ -123,7 +123,7 @@ class OptimizerHandle:
 
 
 def unwrapped(optimizer: Any) -> Optimizer:
-    """Return the optimizer inside a wrapper; an optimizer without a wrapper is returned unchanged."""
+    """Return the optimizer inside a wrapper. An optimizer without a wrapper is returned unchanged."""
     return optimizer.optimizer if issubclass(type(optimizer), OptimizerHandle) else optimizer
 
 
@@ -153,7 +153,7 @@ class EngineModule(nn.Module):
 
     The wrapper has the original module's parameters, buffers and children, under the original names. All other
     attributes are read from the original module, and set on the original module. If the precision changes the forward
-    pass, floating-point results are converted to torch's default dtype, so that a loss is not computed in 16 bits.
+    pass, floating-point results are converted to torch's default dtype. A loss is therefore not computed in 16 bits.
 
     Args:
         forward_module: the strategy's wrapper of the module, or the module itself if there is no wrapper.

@@ -321,7 +321,7 @@ def _detached_class(cls: type[Any]) -> tuple[type[Any], frozenset[str]]:
 
 
 def _detached(module: nn.Module, made: dict[int, nn.Module]) -> nn.Module:
-    """Return the copy that :func:`detached` describes; submodules that are LightningModules are copied too.
+    """Return the copy that :func:`detached` describes. LightningModules inside ``module`` are copied, too.
 
     Args:
         module: the module to copy; it is not changed.

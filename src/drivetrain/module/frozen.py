@@ -1,5 +1,5 @@
-"""Checkpoints without frozen weights: find the frozen weights of a module, and check that a module that loads the
-checkpoint has the same ones.
+"""Checkpoints without frozen weights: find the frozen weights, and check that the module that loads a checkpoint has
+equal ones.
 
 For each frozen parameter, such a checkpoint contains a fingerprint: the parameter's shape and dtype, and a digest of
 its bytes.

@@ -90,7 +90,8 @@ class DataHooks:
         return batch
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        """Move the batch to ``device``; by default, all tensors and objects with a method ``to``, also in containers.
+        """Move the batch to ``device``. By default, move all tensors and objects with a method ``to``, also in
+        containers.
 
         Returns:
             The batch on the device, or ``None`` if the hook has moved ``batch`` in place.
@@ -234,10 +235,9 @@ class HookTable:
     """The hooks of one run, each bound to the callbacks, module and strategy that override it.
 
     The table calls the callbacks' overrides in the order of the callbacks, then the module's, then the strategy's.
-    There are two exceptions. In ``on_train_epoch_end``, callbacks that monitor a value are called after the module, so
-    that they see the values that the module logs in this hook. In ``on_train_batch_end``, ``on_validation_end`` and
-    ``on_train_epoch_end``, callbacks that save are called after the module, so that a checkpoint contains the changes
-    that the module makes in this hook.
+    There are two exceptions. In ``on_train_epoch_end``, callbacks that monitor a value are called after the module,
+    which may log the value. In ``on_train_batch_end``, ``on_validation_end`` and ``on_train_epoch_end``, callbacks that
+    save are called after the module, so that a checkpoint contains the changes of the module's hook.
 
     Attributes:
         spans: measures hooks for a profiler: a :class:`drivetrain.loops.spans.Spans`; ``None`` without a profiler.
@@ -258,8 +258,8 @@ class HookTable:
     Args:
         trainer, module, callbacks, strategy: the Trainer, and the objects with hooks. The Trainer and the module are
             the first arguments of callbacks' hooks.
-        bases: three classes: the base class of modules, the base class of callbacks, and the base class of callbacks
-            that save. Methods of the first two classes do not count as overrides.
+        bases: the base classes of modules, of callbacks, and of callbacks that save. Methods that are defined in the
+            first two do not count as overrides.
         book: the logbook (the object that keeps logged values), which reads the defaults of ``self.log`` for the
             running hook.
     """

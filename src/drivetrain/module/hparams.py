@@ -125,7 +125,7 @@ class HyperparametersMixin:
             frame: the stack frame in which the search for ``__init__`` begins; ``None``: the caller of this method. The
                 search continues in the frame's callers.
             logger: whether the Trainer passes the hyperparameters to the loggers.
-            given_hparams: the arguments, if the caller knows them; the method then inspects no frame.
+            given_hparams: the arguments, if the caller knows them. The method then inspects no frame.
 
         Raises:
             ConfigurationError: a name is unknown, an object is not a mapping, namespace or dataclass, there are several
@@ -233,7 +233,7 @@ def _init_arguments(obj: Any, frame: types.FrameType | None) -> dict[str, Any] |
 
 
 def _chosen(cls: str, arguments: dict[str, Any] | None, names: tuple[str, ...]) -> dict[str, Any]:
-    """Return the arguments with the given ``names``; all arguments if there are no names."""
+    """Return the arguments with these ``names``. Without names, return all arguments."""
     if arguments is None:
         raise UnknownNameError(
             f"{cls} called save_hyperparameters({', '.join(map(repr, names))}) outside of __init__, where there are no "

@@ -75,7 +75,7 @@ _PARTS_OF_A_RUN = PARTS_WITHOUT_REFERENCES | HYPERPARAMETERS | {"callbacks", "lo
 
 
 class _CalledOnInstance(ConfigurationError, TypeError):
-    """A class method was called on an instance; the error is also a TypeError, which Python raises for wrong calls."""
+    """A class method was called on an instance. The error is also a TypeError, which Python raises for wrong calls."""
 
 
 class LoadableMixin:

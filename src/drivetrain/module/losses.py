@@ -14,8 +14,8 @@ from drivetrain.errors import ConfigurationError, WrongTypeError, described, is_
 class WeightedLoss(NamedTuple):
     """A mean loss and its weight (the number of samples or tokens), for accumulated batches of unequal sizes.
 
-    With weights, accumulated batches have the gradient of one large batch: the sum of ``weight * gradient`` over the
-    batches, divided by the sum of the weights.
+    With weights, accumulated batches have the gradient of one large batch. It is the sum of ``weight * gradient`` over
+    the batches, divided by the sum of the weights.
 
     Attributes:
         loss: the mean over ``weight`` samples or tokens, as a tensor with one element and a graph. The loss must be

@@ -132,12 +132,12 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
     _toggles: list[_Toggle]
 
     def configure_callbacks(self) -> list[Callback] | Callback:
-        """Return callbacks for every run of this module; each replaces the Trainer's callbacks of the same class."""
+        """Return callbacks for every run of this module. Each replaces the Trainer's callbacks of the same class."""
         return []
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load a state dict, as ``nn.Module`` does. The state dict may come from a compiled or an uncompiled module:
-        ``torch.compile`` adds ``_orig_mod.`` to the names of parameters, and this method removes or adds it.
+        """Load a state dict, as ``nn.Module`` does. The state dict may come from a compiled or an uncompiled module.
+        ``torch.compile`` adds ``_orig_mod.`` to the names of parameters. This method removes or adds it as needed.
 
         Raises:
             CheckpointMismatchError: ``state_dict`` is a complete checkpoint. Pass the checkpoint's entry "state_dict".
@@ -325,7 +325,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
         return None if self._driver is None else self._driver.strategy.device_mesh
 
     def attach_engine(self, engine: Any, optimizers: Sequence[Any]) -> None:
-        """Connect this module's logging, backward pass and optimizers to an Engine; called by the Engine.
+        """Connect this module's logging, backward pass and optimizers to an Engine. The Engine calls this method.
 
         Args:
             engine: the Engine that has set up this module.

@@ -55,8 +55,8 @@ def save_after_exception(trainer: Any, path: str, weights_only: bool = False) ->
 
 
 def _save_replica(trainer: Any, path: str, weights_only: bool) -> str:
-    """Save the checkpoint ``path`` as a file; each other rank writes its part to a file beside ``path``. Return "" if
-    no file is missing; otherwise the name of a missing file.
+    """Save the checkpoint ``path`` as a file. Each rank except rank 0 writes its own part to a file beside ``path``.
+    Return the name of a missing file, or "" if no file is missing.
     """
     strategy, store = trainer.strategy, trainer.strategy.checkpoint_io
     state = dump(trainer, weights_only)
@@ -92,7 +92,7 @@ def _parts(strategy: Strategy, path: str, save_id: str) -> list[str]:
 
 
 def _save_shards(trainer: Any, path: str, weights_only: bool) -> str:
-    """Save the checkpoint ``path`` as a folder with each rank's shards; return the name of a missing file, or ""."""
+    """Save the checkpoint ``path`` as a folder with each rank's shards. Return the name of a missing file, or ""."""
     strategy, store = trainer.strategy, trainer.strategy.checkpoint_io
     state = dump(trainer, weights_only)
     save_id = _place_of(trainer, state)

@@ -329,9 +329,7 @@ def check_hooks(parties: Iterable[Any], called: frozenset[str] = frozenset()) ->
 
 
 def _uncalled(party: Any, base: type, hooks: set[str], called: frozenset[str]) -> Iterator[tuple[str, str]]:
-    """For each method of ``party`` that looks like a hook but is never called, yield the method's name and the end of a
-    warning.
-    """
+    """Yield each method of ``party`` that looks like a hook but is never called: its name, and the end of a warning."""
     former = former_hooks(of_callbacks=False)
     gone_from = former_hooks(of_callbacks=True) if base is Callback else {}
     told = {*former, *gone_from}

@@ -140,8 +140,8 @@ def dump(trainer: Trainer, weights_only: bool = False, allow_pickle: bool = Fals
             with ``weights_only=False``. The setting ``parity.current().pickle`` also keeps every object unchanged.
 
     Raises:
-        CheckpointError: a callback, the datamodule or ``on_save_checkpoint`` has added a value that cannot be stored;
-            or the set-up of the fit is not complete.
+        CheckpointError: a callback, the datamodule or ``on_save_checkpoint`` has added a value that cannot be stored.
+            Also raised if the fit is not completely set up.
     """
     if not weights_only:
         _check_set_up(trainer)
@@ -400,7 +400,7 @@ def restore_training(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
 
 
 def _restore_training(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
-    """Restore optimizers, schedulers, precision and progress; the training loop restores the other entries.
+    """Restore optimizers, schedulers, precision and progress. The training loop later restores the other entries.
 
     Raises:
         CheckpointError: the checkpoint was saved with ``weights_only``, has another number of optimizers, or was saved

@@ -45,7 +45,7 @@ def check(trainer: Any, model: Any, compiled_by: Any) -> Any:
     """
     own = _COMPILED.get(model)
     if own is not None and compiled_by is own.context:
-        compiled_by = None  # the context of an earlier run; each process creates its own context
+        compiled_by = None  # the context comes from an earlier run, and each process creates its own
     asked = trainer.settings.compile
     options = CompileOptions.of(asked)
     if options is None:

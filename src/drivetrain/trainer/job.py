@@ -77,9 +77,7 @@ class Outcome:
 
     The launching process restores these results, and can then save a checkpoint or call ``fit`` again.
 
-    The results contain weights, optimizers, schedulers, counters, metrics, the return value, the random state of rank
-    0, and the states of callbacks and datamodule. Attributes that user code sets on objects in the started processes
-    are not included.
+    Attributes that user code sets on objects in the started processes are not included.
 
     Attributes:
         results: the return value of ``fit``, ``validate``, ``test`` or ``predict``.
@@ -89,7 +87,7 @@ class Outcome:
         schedulers: the schedulers. A scheduler that cannot be pickled, for example because of a lambda, is replaced by
             a :class:`Remains`.
         callbacks: the states of the callbacks, by ``state_key``.
-        ranks: for a fit that ended inside an epoch, each rank's state, from which a fit can resume.
+        ranks: each rank's state if the fit ended inside an epoch. A later fit can resume from these states.
         time_spent: rank 0's report on the time of the last fit.
     """
 
@@ -110,7 +108,7 @@ class Outcome:
 
     @classmethod
     def of(cls, trainer: Trainer, results: list[Any]) -> Outcome:
-        """Return the results of the run of ``trainer`` that has just ended; every rank must call this method."""
+        """Return the results of the run that ``trainer`` has just ended. Every rank must call this method."""
         ranks = rank_parts.of_ended_fit(trainer.current_run, trainer.strategy)
         strategy, module, book = trainer.strategy, trainer.lightning_module, trainer.logbook
         schedulers = strategy.lr_scheduler_configs

@@ -33,8 +33,8 @@ from drivetrain.trainer.rank_parts import is_inside
 
 Trainer = Any  # an import would be circular
 
-# Arguments of the command line that do not belong to the configuration: the checkpoint to resume from, the length of
-# training, and the rank that a launcher passes.
+# Command-line arguments that may differ when a fit is resumed: the checkpoint, the length of training, and the rank
+# that a launcher passes.
 _FREE = re.compile(r"ckpt|checkpoint|resume|rank$|(^|\.)(max_|num_|n_)?(epochs|steps|time)$")
 _SUBCOMMANDS = ("fit", "validate", "test", "predict")
 _FETCHED = 8  # the maximum number of files to load, if a store can only load complete files
@@ -231,12 +231,12 @@ class _Found:
             if is_local or self._fetched <= _FETCHED:
                 try:
                     self._entries[path] = entries(path) if is_local else self._store.load_checkpoint(path)
-                except Exception:  # a damaged file can raise any exception; can_be_used reports the reason
+                except Exception:  # a damaged file can raise any exception, which can_be_used reports
                     return None
         return self._entries[path]
 
     def can_be_used(self, path: str) -> bool:
-        """Whether a run can resume from ``path``; otherwise record the reason."""
+        """Return whether a run can resume from ``path``. If not, record the reason."""
         trainer, store = self._trainer, self._store
         if path.endswith(rank_files.UNFINISHED):
             lost = rank_files.missing(store, (self.entry(path) or {}).get("rank_files", ()), path)

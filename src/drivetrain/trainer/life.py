@@ -170,8 +170,8 @@ def _set_up_model(trainer: Trainer, job: Job, vote: Vote, agreed: agreement.Agre
         job: the job of the run.
         vote: a function that returns a context for a phase of the set-up. At the end of the context, the ranks report
             failures to each other.
-        agreed: what the ranks' comparison has shown: whether all ranks have equal loggers, and whether hooks can change
-            the model of any rank.
+        agreed: the result of comparing the ranks: whether their loggers are equal, and whether hooks can change the
+            model of any rank.
 
     Returns:
         The checkpoint of the job; ``None`` without a checkpoint.
@@ -267,13 +267,13 @@ def save(trainer: Trainer, path: str | Path, weights_only: bool, storage_options
             # collectives below, until torch's timeout.
             strategy.world.barrier("trainer.save_checkpoint")
         state = checkpoint.dump(trainer, weights_only, allow_pickle)
-        # After a run, wait for the file here; during a run, the end of the run waits for the file.
+        # After a run, this call waits for the file. During a run, the end of the run waits for it.
         waits = trainer.progress.status is not TrainerStatus.RUNNING
         part = None if weights_only else rank_parts.own_part(state)
         rank_files.save(strategy, state, part, path, storage_options, waits=waits)
         strategy.barrier("save_checkpoint")
     if waits:
-        strategy.checkpoint_io.teardown()  # during a run, the end of the run calls teardown()
+        strategy.checkpoint_io.teardown()  # during a run, ``teardown`` is called later, at the end of the run
 
 
 def tear_down(trainer: Trainer, fn: TrainerFn) -> None:

@@ -1,9 +1,10 @@
 """Resumes from a checkpoint that a different number of ranks has saved: gives each rank a part of the saved state.
 
-If N ranks have saved the checkpoint and M ranks resume, rank r restores the running means and metric objects of the
-saved ranks r, r + M, and so on. If N is at most r, rank r begins with empty means and metric objects. If the checkpoint
-was saved between two batches of one optimizer step, every rank gets the mean of the N ranks' gradients. The mean over
-the M ranks is then the mean over the N ranks. The position in the data counts the finished samples of all ranks.
+Suppose that N ranks have saved the checkpoint, and that M ranks resume. Rank r then restores the running means and
+metric objects of the saved ranks r, r + M, and so on. If there is no saved rank r, rank r begins with empty ones. If
+the checkpoint was saved between two batches of one optimizer step, every rank gets the mean of the N ranks' gradients.
+The mean over the M ranks is then the mean over the N ranks. The position in the data counts the finished samples of all
+ranks.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ def saved_by(checkpoint: Mapping[str, Any]) -> int:
 
 
 def read_by(checkpoint: Mapping[str, Any], rank: int, ranks: int) -> Iterable[int]:
-    """Return the saved ranks whose states rank ``rank`` of ``ranks`` reads. If the number of ranks has changed, and the
-    checkpoint was saved between two batches of one optimizer step, each rank reads all states.
+    """Return the saved ranks whose states rank ``rank`` of ``ranks`` reads. If the number of ranks has changed and the
+    checkpoint contains an unfinished optimizer step, each rank reads all states.
     """
     count = saved_by(checkpoint)
     if count == ranks:
@@ -185,7 +186,7 @@ def _tell(common: Mapping[str, Any], count: int, ranks: int, lost: Sequence[str]
 
 
 def _window(parts: Sequence[Mapping[str, Any]], count: int, module: nn.Module, ranks: int) -> State:
-    """Return the state of the unfinished optimizer step for each of ``ranks`` ranks: counters and complete gradients.
+    """Return the state of an unfinished optimizer step, equal for all resuming ranks: counters and complete gradients.
 
     If losses have weights, the gradients are those of the weighted mean loss over the finished batches of all ranks.
     The sum of the weights is divided equally among the new ranks.

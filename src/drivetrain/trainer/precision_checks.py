@@ -1,4 +1,4 @@
-"""Checks that a user's precision fits the module and the callbacks; imported only for a user's precision."""
+"""Checks that a user-defined precision fits the module and the callbacks. Imported only with such a precision."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ with on_first_use:
     from drivetrain.trainer import telling
 
 
-# These functions return properties; the class body declares the properties' types.
+# These functions return properties, whose types the class body declares.
 
 
 def _is_running(stage: RunningStage, doc: str) -> Any:
@@ -66,7 +66,7 @@ def familiar_property(name: str) -> Any:
 
 
 class Familiar:
-    """A property whose code is imported when it is first read or assigned: the result of :func:`familiar_property`."""
+    """A property whose getter and setter are imported at the first use; see :func:`familiar_property`."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -279,7 +279,7 @@ class TrainerView(LimitsView, RankFacts):
     @property
     def time_spent(self) -> TimeSpent | None:
         """A report on the wall time of the running or last fit, with the reasons why the fit was slow. ``None`` before
-        the first fit, and with ``barebones=True``. Each rank reports its own time; rank 0 also compares the ranks. A
+        the first fit, and with ``barebones=True``. Each rank reports its own time. Rank 0 also compares the ranks. A
         strategy such as "ddp_fork" returns the report and :attr:`history` only if all started processes finish.
         """
         return self._time_spent if self._sampler is None else self._sampler.time_spent()
@@ -331,7 +331,7 @@ class TrainerView(LimitsView, RankFacts):
     @property
     def current_epoch(self) -> int:
         """The index of the running epoch. In ``on_train_start``, this is the next epoch; after ``fit``, the number of
-        epochs.
+        finished epochs.
         """
         progress = self.progress
         return progress.epochs_done if progress.slot[0] == Phase.TRAIN_START else progress.current_epoch

@@ -38,7 +38,7 @@ _SHARED = frozenset({"samples", "data_ranks", "divided_from", "exact", "settled"
 
 
 def of_ended_fit(run: Run | None, strategy: Strategy) -> list[State]:
-    """Return every rank's own state after a fit; every rank must call this function.
+    """Return every rank's own state after a fit. Every rank must call this function.
 
     Returns:
         One state for each rank. The list is empty if the fit has ended at the end of an epoch and
@@ -79,7 +79,7 @@ def read(trainer: Trainer, checkpoint: Mapping[str, Any], path: str, weights_onl
         weights_only: the argument of ``Trainer.fit``.
 
     Raises:
-        CheckpointError: a rank's file is missing or damaged, and the run needs this file; raised on every rank.
+        CheckpointError: a rank's file is missing or damaged, and the run needs this file. Every rank raises this error.
     """
     strategy, listed = trainer.strategy, checkpoint["rank_files"]
     parts: list[State] = [{} for _ in range(rank_files.saved_by(listed))]

@@ -64,7 +64,7 @@ def shown(
         shown_in = progress.slot
         if shown_in is not own:
             own[:] = shown_in[: len(own)]
-            # the longer array is shared with a watching process, which stops to watch at 0
+            # the longer array is shared with a watching process; 0 tells this process to stop watching
             if len(shown_in) > len(own):
                 shown_in[STALL] = 0
             progress.show_in(own)

@@ -1,5 +1,5 @@
-"""Saves the checkpoint of a fit after a request to end, finds checkpoints from the end of an epoch, and tells why a fit
-has ended.
+"""Saves a checkpoint when a fit is asked to end, finds checkpoints from the end of an epoch, and explains why a fit
+ended.
 """
 
 from __future__ import annotations

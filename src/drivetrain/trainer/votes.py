@@ -20,7 +20,7 @@ PREPARE_DATA = "prepare_data"
 
 # the first and the longest pause between two checks of the store, in seconds
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.001, 0.25
-_PATIENCE_S = 5.0  # after this time, the ranks stop to poll and wait in a collective
+_PATIENCE_S = 5.0  # after this time, the ranks stop polling, and wait in a collective
 _ALL = "all ranks have come through"
 
 Vote = Callable[[str], AbstractContextManager[None]]

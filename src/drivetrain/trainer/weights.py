@@ -17,7 +17,7 @@ trains.
 
 
 def of(trainer: Any) -> dict[str, Any]:
-    """Return the weights of the Trainer's run for a checkpoint; every rank must call this function."""
+    """Return the weights of the Trainer's run for a checkpoint. Every rank must call this function."""
     checkpoint: dict[str, Any] = {"state_dict": trainer.strategy.lightning_module_state_dict()}
     if trainer.settings.save_trainable_only:
         state, optimizers = checkpoint["state_dict"], trainer.strategy.optimizers
