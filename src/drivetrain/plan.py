@@ -156,7 +156,7 @@ class Plan:
 
 
 def resolve(settings: Settings, machine: Machine | None = None) -> Plan:
-    """Return the plan for ``settings`` on ``machine``; ``None``: this machine.
+    """Return the plan for ``settings`` on ``machine``. ``None`` means this machine.
 
     Raises:
         ConfigurationError: a name is unknown, arguments contradict each other, or the hardware is missing.
@@ -300,7 +300,7 @@ def _environment(plugin: ClusterEnvironment | None, own: OwnParts, machine: Mach
             "Give the cluster environment once."
         )
     if (given := carried or plugin) is not None:
-        check_part(type(given))  # checked before the environment computes the job's size
+        check_part(type(given))  # checked here, before the methods of the environment are called
         return given, "it was passed in plugins=" if carried is None else "the strategy carries it"
     environment, evidence = machine.environment or (LocalEnvironment({}), LocalEnvironment.evidence)
     if isinstance(environment, LocalEnvironment) and environment.creates_processes_externally:

@@ -49,7 +49,8 @@ class Verbs:
     """
 
     takes_prepared = False
-    """Whether the strategy's methods get the strategy's wrapper of a module. If False, they get the user's module."""
+    """Whether the strategy's methods get the module that :meth:`set_up` returns. If False, they get the user's module.
+    """
 
     backward: Callable[..., Any] | None
     batch_to_device: Callable[..., Any] | None

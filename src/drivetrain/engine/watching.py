@@ -44,7 +44,8 @@ def begin(
 
 
 def join(strategy: Any, starts_elsewhere: bool) -> Sheet | None:
-    """Return this rank's sheet: its part of the board (memory that ranks share with the process that watches them).
+    """Return this rank's sheet. The sheet is a part of the board, which is memory that ranks share with a watching
+    process.
 
     If there is no board, local rank 0 creates a board and starts a watching process. The result is ``None`` if the
     processes have no common store, or if the system does not support watching. It is also ``None`` if drivetrain has

@@ -241,9 +241,9 @@ class HookTable:
 
     Attributes:
         spans: measures hooks for a profiler: a :class:`drivetrain.loops.spans.Spans`; ``None`` without a profiler.
-        completes: the hooks in which the table calls all overrides even if one raises, and then raises the exception.
-            If a callback saves on exceptions, these are the hooks at the end of a batch, a validation or an epoch,
-            because a resumed run does not call these hooks again.
+        completes: hooks in which the table calls all overrides even if one raises; afterwards, it raises the exception.
+            If a callback saves on exceptions, these are the hooks at the end of a batch, a validation and an epoch: a
+            resumed run does not call them again.
         observers: objects that observe the run without changing it. If an observer has a method with the name of a
             hook, the table calls this method without arguments after all overrides of the hook. Methods for hooks that
             run in each step are not called. The run also calls methods that are not hooks: ``nothing_trained``,

@@ -272,8 +272,8 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
 
     @property
     def trainer(self) -> Trainer:
-        """The Trainer that runs this module. If an Engine has set up this module: an object with the attributes that a
-        Trainer and an Engine both have.
+        """The Trainer that runs this module. If an Engine has set up this module, this is an object with the attributes
+        that Trainer and Engine share.
 
         Raises:
             RuntimeError: the module is not attached to a Trainer or an Engine.

@@ -109,7 +109,7 @@ def _save_shards(trainer: Any, path: str, weights_only: bool) -> str:
 
 
 def _place_of(trainer: Any, state: dict[str, Any]) -> str:
-    """Return eight digits that are equal on all ranks at the same position of this fit.
+    """Return a text of eight digits that is equal on all ranks if they are at the same position of this fit.
 
     If the run compares the ranks' states, the digits also depend on the state. Ranks with different states then cannot
     complete a checkpoint together.

@@ -237,7 +237,7 @@ def _set_up_optimizers(trainer: Trainer, run: Run, vote: Vote) -> None:
     strategy.setup_precision_plugin()
     trainer.engine.bind_optimizers(strategy.optimizers, strategy.lr_scheduler_configs)
     run.wrap_optimizers()
-    make_step(run)  # only for its errors, which should be raised before training begins
+    make_step(run)  # this step is not used, but errors are raised here, before training begins
 
 
 def _prepares_data(trainer: Trainer, party: DataHooks) -> bool:

@@ -427,7 +427,9 @@ class TrainerView(LimitsView, RankFacts):
         return "" if self._run_parts is None else self._run_parts.why_not_validated()
 
     validates_last = False
-    """Whether a validation at the end of an epoch runs after, and not before, the hooks for the epoch's end."""
+    """Whether a validation at the end of an epoch runs after ``on_train_epoch_end``. By default, it runs before this
+    hook.
+    """
 
     @property
     def judges_at_epoch_end(self) -> bool:

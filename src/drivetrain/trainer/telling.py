@@ -188,7 +188,7 @@ def results_html(stage: str, results: list[dict[str, float]]) -> str:
 
 
 def _columns(results: list[dict[str, float]]) -> tuple[list[dict[str, str]], list[str]]:
-    """Return the metrics of each loader as texts, and the names of all metrics."""
+    """Return the metrics of each loader, as strings, and the names of all metrics."""
     columns = [
         {name.removesuffix(f"/dataloader_idx_{index}"): number_text(value) for name, value in result.items()}
         for index, result in enumerate(results)
