@@ -299,7 +299,8 @@ def tear_down(trainer: Trainer, fn: TrainerFn) -> None:
 def abort(trainer: Trainer, error: BaseException) -> None:
     """Call the exception hooks for ``error``, and free the run's resources."""
     trainer.progress.end_run(interrupted=True)
-    if not trainer.engine.launcher.is_external:  # otherwise, the processes of the job have already called the hooks
+    # the processes that this one has launched have already called the hooks
+    if not trainer.engine.launcher.is_external:
         if trainer.loggers:
             _attempt(end_record, trainer, error)
         return
