@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from drivetrain.accelerators.peak_flops import get_available_flops
-from drivetrain.errors import ConfigurationError, is_count, is_number, wrong_value
+from drivetrain.errors import ConfigurationError, check_count, is_number, wrong_value
 
 if TYPE_CHECKING:
     from drivetrain.engine.engine import Engine
@@ -45,8 +45,7 @@ class Throughput:
         if available_flops is not None and not (is_number(available_flops) and available_flops > 0):
             raise wrong_value("Throughput", "available_flops", available_flops, "a number above 0", "None")
         for name, value, lowest in (("world_size", world_size, 1), ("window_size", window_size, 2)):
-            if not is_count(value, lowest):
-                raise wrong_value("Throughput", name, value, f"a number from {lowest} on", f"{name}={lowest}")
+            check_count("Throughput", name, value, lowest, otherwise=lowest)
         self.available_flops = available_flops
         self.world_size = world_size
         self.separator = separator

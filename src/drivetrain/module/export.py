@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
 import inspect
 import itertools
 import os
@@ -24,7 +23,7 @@ from drivetrain.base.rank_zero import lightning_deprecation
 from drivetrain.base.seed import isolate_rng
 from drivetrain.base.torch_private import MODULES, own_modules
 from drivetrain.base.tree import cloned, move
-from drivetrain.errors import ConfigurationError, MissingPackageError
+from drivetrain.errors import ConfigurationError, check_installed
 
 with on_first_use:
     from drivetrain.logbook import parts as logbooks
@@ -60,7 +59,9 @@ class ExportMixin:
             ConfigurationError: there are no inputs, or a package is missing.
         """
         args, kwarg_inputs = _inputs(self, input_sample, "to_onnx", "input_sample")
-        _require("to_onnx", *(["onnx", "onnxscript"] if kwargs.get("dynamo", True) else ["onnx"]))
+        packages = ["onnx", "onnxscript"] if kwargs.get("dynamo", True) else ["onnx"]
+        for package in packages:
+            check_installed("to_onnx", package, install=" ".join(packages))
         if file_path is not None and not isinstance(file_path, (str, Path)):
             kwargs.setdefault("external_data", False)  # a file object cannot hold a second file
         with _exportable(self) as model, _target(file_path) as target:
@@ -135,7 +136,7 @@ class ExportMixin:
             ConfigurationError: there are no inputs, or the package ``torch_tensorrt`` is missing.
         """
         args, kwarg_inputs = _inputs(self, input_sample, "to_tensorrt", "input_sample")
-        _require("to_tensorrt", "torch_tensorrt")
+        check_installed("to_tensorrt", "torch_tensorrt", install="torch-tensorrt")
         tensorrt: Any = importlib.import_module("torch_tensorrt")
         inputs: dict[str, Any] = {"inputs": list(args), **({"kwarg_inputs": kwarg_inputs} if kwarg_inputs else {})}
         with _exportable(self) as model, _replacing(file_path) as target:
@@ -162,16 +163,6 @@ def _arguments(sample: Any) -> Arguments:
     if isinstance(sample, Mapping):
         return (), dict(sample)
     return (sample if type(sample) is tuple else (sample,)), {}  # a named tuple is a single argument
-
-
-def _require(method: str, *packages: str) -> None:
-    missing = [package for package in packages if importlib.util.find_spec(package) is None]
-    if missing:
-        names = " ".join(missing).replace("_", "-")
-        raise MissingPackageError(
-            f"{method} needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed. "
-            f"Run: pip install {names}."
-        )
 
 
 @contextmanager

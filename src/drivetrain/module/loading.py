@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import csv
-import importlib.util
 import inspect
 from collections.abc import Collection, Mapping
 from contextlib import nullcontext
@@ -27,8 +26,8 @@ from drivetrain.errors import (
     CheckpointMismatchError,
     ConfigurationError,
     DrivetrainError,
-    MissingPackageError,
     WrongTypeError,
+    check_installed,
     did_you_mean,
     shown,
 )
@@ -461,11 +460,7 @@ def _read_hparams(file: str | Path) -> dict[str, Any]:
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
-    if importlib.util.find_spec("yaml") is None:
-        raise MissingPackageError(
-            f"hparams_file={str(path)!r} needs the package PyYAML, which is not installed. Run: pip install pyyaml."
-        )
-
+    check_installed(f"hparams_file={str(path)!r}", "yaml", install="pyyaml")
     try:
         loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
