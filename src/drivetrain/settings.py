@@ -127,7 +127,7 @@ class Settings:
         compile: torch.compile. True: the model; "blocks" or classes: these layers; a dict: its arguments; None: off.
         split_on_oom: if a batch does not fit into memory, run the batch in parts, and add up their gradients.
         cuda_graphs: replay steps as device graphs. "auto": if this is possible and faster; True: always; False: never.
-        optimizer_kernels: faster optimizer kernels on the host; "equal": if bit for bit equal, "fastest": always.
+        optimizer_kernels: use faster kernels on the host. "equal": if bitwise equal; "fastest": always; None: never.
         save_trainable_only: save only fingerprints of frozen weights in checkpoints, and not the weights.
         sample_seeds: the random numbers of a training sample depend only on seed, epoch and index.
         replica_check_every: compare the model's replicas every n optimizer steps and before each save; None: never.
