@@ -47,7 +47,7 @@ R = TypeVar("R")
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _MODULE = re.compile(r"<(?:[\w<>]+\.)+(?=\w+ object>)")
-_LONGEST_REPR = 100  # characters; the text of a model could fill pages
+_LONGEST_REPR = 100  # in characters; without a limit, the text of a model could fill pages
 
 
 class DrivetrainError(Exception):
@@ -198,7 +198,7 @@ def closest(word: str, known: Iterable[str]) -> str | None:
     """
     names = {name.lower(): name for name in sorted(known)}
     found = difflib.get_close_matches(word.lower(), names, n=3, cutoff=0.6)
-    # names with the same letters are preferred: for "dpp", "ddp"
+    # names with the same letters are preferred: "dpp" means "ddp"
     mistyped = (each for each in found if len(each) == len(word) and set(each) == set(word.lower()))
     return names[next(mistyped, found[0])] if found else None
 
@@ -212,9 +212,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def number_of(number: object, what: str) -> str:
-    """Return a text such as "1 batch" or "2 batches": the number and the noun ``what``, in the plural unless the number
-    is 1.
-    """
+    """Return a text such as "1 batch" or "2 batches", for the noun ``what`` in the singular."""
     return f"{number} {what}{'' if number == 1 else 'es' if what.endswith(('tch', 'ss')) else 's'}"
 
 
@@ -247,7 +245,7 @@ def _in_parentheses(sentences: str) -> str:
 
 
 def whose(value: Any) -> str:
-    """Return a hint if the class of ``value`` is a class of Lightning or a subclass of such a class; otherwise ""."""
+    """Return a hint if ``value`` or its class is a class of Lightning, or a subclass of one; otherwise ""."""
     for cls in (value if isinstance(value, type) else type(value)).__mro__:
         if (package := cls.__module__.partition(".")[0]) in _LIGHTNING:
             return (
@@ -303,7 +301,7 @@ def check_known(owner: str, value: Any, what: str, known: Collection[str]) -> No
 
 
 def is_count(value: Any, lowest: int = 0) -> bool:
-    """Return whether ``value`` is an int of at least ``lowest``; booleans do not count."""
+    """Return whether ``value`` is an int of at least ``lowest``. Booleans do not count."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= lowest
 
 
@@ -364,7 +362,7 @@ class NoMore(TypedDict):
 
 
 def accepts_no_more(fn: Callable[P, R]) -> Callable[P, R]:
-    """Decorator for a function that catches unknown keywords in ``**unknown``, to raise a helpful error.
+    """Decorator for a function that collects unknown keywords in ``**unknown``, so that it can raise a helpful error.
 
     The decorator hides ``**unknown`` from the function's signature. Unlike :func:`arguments_checked`, this decorator
     adds no frame to a traceback.

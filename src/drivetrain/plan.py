@@ -83,7 +83,7 @@ class Machine:
         environment: the cluster environment of this process, and the reason; ``None``: the user started the process.
         has_tensorboard: whether the package that TensorBoardLogger needs is installed.
         is_rank_of_program: whether another process of this program has started this process as a rank.
-        is_notebook: whether the program runs in a notebook, so that a launcher cannot run the program again.
+        is_notebook: whether the program runs in a notebook. A launcher cannot run a notebook again.
     """
 
     environment: tuple[ClusterEnvironment, str] | None
@@ -156,7 +156,7 @@ class Plan:
 
 
 def resolve(settings: Settings, machine: Machine | None = None) -> Plan:
-    """Return the plan for ``settings`` on ``machine``; ``None``: this machine.
+    """Return the plan for ``settings`` on ``machine``. ``None`` means this machine.
 
     Raises:
         ConfigurationError: a name is unknown, arguments contradict each other, or the hardware is missing.
@@ -212,8 +212,8 @@ def _processes_for(strategy: Entry[Strategy] | Strategy, devices: Sequence[torch
 def _processes(
     environment: ClusterEnvironment, why: str, cls: type[Strategy], count: int, num_nodes: int, start_method: str | None
 ) -> tuple[str, str]:
-    """Return a text about the job's processes, and the reason. The text is true in all processes, also in the
-    launcher.
+    """Return a text about the job's processes, and the reason. The text must be true in every process, also in the one
+    that starts the others.
     """
     if start_method is not None:
         each = f"{count}, started" if num_nodes == 1 else f"{count} on each of {num_nodes} machines, started"
@@ -300,7 +300,7 @@ def _environment(plugin: ClusterEnvironment | None, own: OwnParts, machine: Mach
             "Give the cluster environment once."
         )
     if (given := carried or plugin) is not None:
-        check_part(type(given))  # checked before the environment computes the job's size
+        check_part(type(given))  # checked here, before the methods of the environment are called
         return given, "it was passed in plugins=" if carried is None else "the strategy carries it"
     environment, evidence = machine.environment or (LocalEnvironment({}), LocalEnvironment.evidence)
     if isinstance(environment, LocalEnvironment) and environment.creates_processes_externally:
@@ -357,7 +357,7 @@ def _start_method(
     if environment.creates_processes_externally:
         return None
     remains = launcher is not None and (launcher.reruns_program or launcher.leaves_one_here)
-    return None if processes == 1 and remains else start  # None: this process is the only one
+    return None if processes == 1 and remains else start  # None, because this process is the only one
 
 
 def _accelerator(settings: Settings, own: OwnParts) -> tuple[Accelerator, str]:
@@ -426,7 +426,7 @@ def _devices(
         check_numbers(given, parsed, accelerator)
     if not devices:
         raise ConfigurationError(f"devices={given!r} means no device of {accelerator.name!r}. Write devices=1.")
-    count = len(set(devices) if given == "auto" else devices)  # set(): processes may share a device
+    count = len(set(devices) if given == "auto" else devices)  # several processes may share a device, which counts once
     check_limit(given, count, accelerator, reserved)
     return devices, why
 

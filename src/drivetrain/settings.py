@@ -2,7 +2,7 @@
 
 ``Trainer.__init__`` repeats the names, types and defaults, because editors, type checkers and the command line read
 signatures. A test compares the two signatures. This module checks each value separately. :mod:`drivetrain.plan` then
-decides what all values mean together on this machine.
+chooses the parts of the run from all values and this machine.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Settings:
         compile: torch.compile. True: the model; "blocks" or classes: these layers; a dict: its arguments; None: off.
         split_on_oom: if a batch does not fit into memory, run the batch in parts, and add up their gradients.
         cuda_graphs: replay steps as device graphs. "auto": if this is possible and faster; True: always; False: never.
-        optimizer_kernels: faster optimizer kernels on the host; "equal": if bit for bit equal, "fastest": always.
+        optimizer_kernels: use faster kernels on the host. "equal": if bitwise equal; "fastest": always; None: never.
         save_trainable_only: save only fingerprints of frozen weights in checkpoints, and not the weights.
         sample_seeds: the random numbers of a training sample depend only on seed, epoch and index.
         replica_check_every: compare the model's replicas every n optimizer steps and before each save; None: never.
@@ -237,7 +237,7 @@ class Settings:
 
 _ENTRIES = re.compile(r"^    ([a-z]\w*): (.+(?:\n        .+)*)", re.MULTILINE)
 DOCS = {name: " ".join(text.split())[:-1] for name, text in _ENTRIES.findall(inspect.getdoc(Settings) or "")}
-"""For each argument: its text in the docstring of :class:`Settings`."""
+"""The text of each argument in the docstring of :class:`Settings`."""
 
 
 def doc_of(field: dataclasses.Field[Any]) -> str:
@@ -476,4 +476,4 @@ def _parsed(text: str) -> Any:
 
 
 NOT_YET: dict[str, Any] = {"model_registry": None}
-"""Arguments whose feature does not exist yet -> the only value that the argument accepts."""
+"""For each argument whose feature does not exist yet, the only value that the argument accepts."""

@@ -342,8 +342,8 @@ def without_packages(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [({}, "onnx and onnxscript, which are not installed. Run: pip install onnx onnxscript."),
-     ({"dynamo": False}, "needs onnx, which is not installed. Run: pip install onnx.")],
+    [({}, "needs the package onnx, which is not installed. Run `pip install onnx onnxscript`."),
+     ({"dynamo": False}, "needs the package onnx, which is not installed. Run `pip install onnx`.")],
 )  # fmt: skip
 def test_onnx_without_its_packages(monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any], message: str) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", without_packages)
@@ -404,7 +404,7 @@ def test_onnx_computes_the_same(tmp_path: Path, dynamo: bool) -> None:
 
 def test_tensorrt_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", without_packages)
-    with pytest.raises(ConfigurationError, match="needs torch_tensorrt.*Run: pip install torch-tensorrt."):
+    with pytest.raises(ConfigurationError, match="needs the package torch_tensorrt.*Run `pip install torch-tensorrt`"):
         Net().to_tensorrt(input_sample=X)
 
 

@@ -298,7 +298,7 @@ def test_yaml_without_its_package(path: Path, monkeypatch: pytest.MonkeyPatch) -
     (path.parent / "h.yaml").write_text("lr: 1")
     saved(path, Model(3))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigurationError, match="needs the package PyYAML.*pip install pyyaml"):
+    with pytest.raises(ConfigurationError, match="needs the package yaml.*pip install pyyaml"):
         Model.load_from_checkpoint(path, hparams_file=path.parent / "h.yaml")
 
 

@@ -21,8 +21,9 @@ from drivetrain.checkpoints import TorchCheckpointIO
 from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.loggers.logger import Logger
 from drivetrain.loops.progress import TrainerFn
+from drivetrain.module.loading import decode_parts
 from drivetrain.precision import Precision
-from drivetrain.trainer.checkpoint import check_storable, decode_checkpoint, dump
+from drivetrain.trainer.checkpoint import check_storable, dump
 
 INFORMATION = {"program", "epoch", "global_step", "pytorch-lightning_version", "drivetrain_version", "torch_version"}
 WEIGHTS_ONLY = INFORMATION | {"state_dict"}
@@ -782,7 +783,7 @@ def stored(trainer: Trainer, path: Path, **arguments: Any) -> dict[str, Any]:
     """What a run would take back from the file."""
     store = TorchCheckpointIO()
     store.save_checkpoint(dump(trainer, **arguments), path)
-    return decode_checkpoint(store.load_checkpoint(path))
+    return decode_parts(store.load_checkpoint(path))
 
 
 def test_t27_states_come_back_as_they_were(trainer_for: Any, tmp_path: Path) -> None:
@@ -907,7 +908,7 @@ def test_t27_hooks_see_the_values_themselves(trainer_for: Any) -> None:
     module = Looking()
     trainer, _, _ = attached(trainer_for, module)
     module.hparams.root = Path("x")
-    written = decode_checkpoint(dump(trainer))
+    written = decode_parts(dump(trainer))
     assert module.seen == Path("x")
     assert written["hyper_parameters"] == {"root": Path("x"), "more": Path("y")}
     assert module.hparams == {"root": Path("x")}
@@ -946,7 +947,7 @@ def test_t27_whoever_asks_for_it_may_pickle(trainer_for: Any, tmp_path: Path) ->
     store.save_checkpoint(kept, tmp_path / "x.ckpt")
     with pytest.raises(CheckpointError, match="no plain data.*weights_only=False"):
         store.load_checkpoint(tmp_path / "x.ckpt")
-    read = decode_checkpoint(store.load_checkpoint(tmp_path / "x.ckpt", weights_only=False))
+    read = decode_parts(store.load_checkpoint(tmp_path / "x.ckpt", weights_only=False))
     assert type(read["callbacks"]["Holding"]["history"][1]) is Unstorable
     assert type(read["hyper_parameters"]["thing"]) is Unstorable
 
@@ -959,16 +960,17 @@ def test_t27_what_cannot_even_be_pickled_leaves_no_file(trainer_for: Any, tmp_pa
     assert not (tmp_path / "x.ckpt").exists()
 
 
-def test_a_store_that_returns_no_dictionary() -> None:
-    with pytest.raises(CheckpointError, match="The checkpoint is a list and no dictionary"):
-        decode_checkpoint([1])
+def test_a_file_that_holds_no_dictionary(trainer_for: Any, tmp_path: Path) -> None:
+    torch.save([1], tmp_path / "list.ckpt")
+    with pytest.raises(CheckpointError, match=r"list.ckpt: The checkpoint is a list and no dictionary"):
+        trainer_for(1).fit(Net(), *loaders(), ckpt_path=tmp_path / "list.ckpt")
 
 
 def test_t27_a_state_whose_class_is_not_there_is_warned_of() -> None:
     lost = {"__drivetrain__": "enum", "value": ("no_such_module:Mode", "FAST")}
     with pytest.warns(UserWarning, match=r"restored as descriptions only: callbacks\['A'\]\['mode'\] \(enum no_such"):
-        decode_checkpoint({"state_dict": {}, "callbacks": {"A": {"mode": lost}}, "hyper_parameters": {"mode": lost}})
-    decode_checkpoint({"state_dict": {}, "hyper_parameters": {"mode": lost}})  # which a run does not use
+        decode_parts({"state_dict": {}, "callbacks": {"A": {"mode": lost}}, "hyper_parameters": {"mode": lost}})
+    decode_parts({"state_dict": {}, "hyper_parameters": {"mode": lost}})  # which a run does not use
 
 
 def test_hpc_means_the_highest_number(trainer_for: Any, make_trainer: Any, tmp_path: Path) -> None:

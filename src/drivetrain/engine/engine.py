@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from drivetrain.loggers.logger import Logger
 
 with on_first_use:
-    from drivetrain.engine import command_line
+    from drivetrain.engine import command_line, verbs
     from drivetrain.strategies import agreement
 
 M = TypeVar("M", bound=nn.Module)
@@ -65,16 +65,16 @@ class Engine(StateFiles):
             engine.clip_gradients(model, optimizer, max_norm=1.0)
             optimizer.step()
 
-    A subclass can define the complete program in a method ``run``. A call of ``run`` then first starts the processes.
-    If the arguments accelerator, strategy, devices, num_nodes or precision are omitted, their values can come from the
-    command line: ``drivetrain run --devices=2 train.py``. ``check_collectives`` counts the collectives since the last
-    call of :meth:`launch`.
+    A subclass can define the complete program in a method ``run``. Calling ``run`` starts the processes, and each
+    process then runs the program. If the arguments accelerator, strategy, devices, num_nodes or precision are omitted,
+    their values can come from the command line: ``drivetrain run --devices=2 train.py``. With
+    ``check_collectives=None``, the first 100 collectives after each call of :meth:`launch` are checked.
 
     Args:
         plugins: the Trainer's argument ``plugins``, except LayerSync.
-        callbacks: objects whose methods :meth:`call` calls.
+        callbacks: objects with hooks. :meth:`call` calls one hook of all callbacks.
         loggers: the loggers that :meth:`log` calls. A logger that is given by name writes below the working directory.
-        plan: a resolved plan, which replaces the arguments from accelerator to plugins.
+        plan: a result of :func:`drivetrain.plan.resolve`. The arguments from accelerator to plugins are then ignored.
 
     Raises:
         ConfigurationError: an argument is wrong, or contradicts another argument or the command line.
@@ -105,7 +105,7 @@ class Engine(StateFiles):
             chosen = command_line.from_command_line(
                 accelerator=accelerator, strategy=strategy, devices=devices, num_nodes=num_nodes, precision=precision
             )
-            given: Any = plugins  # Any, because Settings has the plugins of a Trainer
+            given: Any = plugins  # Any, because Settings declares another type for plugins
             plan = parts.for_engine(resolve(Settings(plugins=given, check_collectives=check_collectives, **chosen)))
             if plan.layer_sync is not None:
                 raise ConfigurationError(
@@ -127,7 +127,7 @@ class Engine(StateFiles):
         self.loggers: list[Logger] = [parts.logger_of(each) for each in parts.listed(loggers)]
         self.launcher = parts.launcher_of(plan)
         self._check_collectives = check_collectives
-        self._verbs = parts.verbs_of(self.strategy)
+        self._verbs = (self.strategy.facts.engine_verbs or verbs.Verbs)(self.strategy)
 
     if not TYPE_CHECKING:  # otherwise type checkers accept any attribute
 
@@ -160,7 +160,8 @@ class Engine(StateFiles):
 
     # ---- set up --------------------------------------------------------------------------------------------------
 
-    # Wrappers have the arguments' types, so that a checker accepts: model, optimizer = engine.setup(model, optimizer)
+    # The results are annotated with the arguments' types, so that type checkers accept model, optimizer =
+    # engine.setup(model, optimizer).
     @overload
     def setup(self, module: M, *, scheduler: None = None, move_to_device: bool = ...) -> M: ...
     @overload
@@ -264,7 +265,7 @@ class Engine(StateFiles):
                 the data does not divide evenly, the first samples of an epoch are repeated. With one process, this
                 argument has no effect.
             move_to_device: whether to move batches to the device.
-            sample_seeds: the Trainer's argument; each pass over the loader counts as an epoch.
+            sample_seeds: as in the Trainer. Each pass over the loader counts as an epoch.
 
         Returns: the wrapped loader, or a tuple of the wrapped loaders.
         """
@@ -324,8 +325,8 @@ class Engine(StateFiles):
     # ---- one step ------------------------------------------------------------------------------------------------
 
     def forward_context(self) -> AbstractContextManager[Any] | None:
-        """Return a new context for a forward pass. Return ``None`` if the precision has no context, or if the step of a
-        Trainer enters the precision's context.
+        """Return a new context for a forward pass. Return ``None`` if the precision has no context, or if a Trainer's
+        step already enters it.
         """
         if self.strategy.lightning_module is not None and familiar.enters_step_contexts(self.strategy):
             return None
@@ -341,7 +342,7 @@ class Engine(StateFiles):
     )
 
     def input_conversion(self) -> Callable[[Any], Any] | None:
-        """Return a function that converts a batch's numbers to the precision; ``None`` without such a conversion."""
+        """Return the precision's function that converts a batch, for example to bfloat16; ``None`` if there is none."""
         return self.precision.convert_input if overrides(self.precision, "convert_input", Precision) else None
 
     def output_conversion(self) -> Callable[[Any], Any] | None:
@@ -350,7 +351,7 @@ class Engine(StateFiles):
         return precision.convert_output if defined_by_user(precision, "convert_output") else None
 
     def to_device(self, obj: Any) -> Any:
-        """Return a batch with all tensors on the device. If ``obj`` is a module, move it in place."""
+        """Return ``obj`` with all tensors on the device. A module is moved in place."""
         return move(obj, self.device) if self._verbs.batch_to_device is None else self._verbs.to_device(obj)
 
     def backward(self, tensor: Tensor, *args: Any, model: nn.Module | None = None, **kwargs: Any) -> None:
@@ -382,10 +383,10 @@ class Engine(StateFiles):
             module: the module with the optimizer's parameters.
             optimizer: the optimizer whose parameters' gradients are clipped.
             clip_val: the largest absolute value of an element.
-            max_norm: the largest total norm of the gradients. If it is 0 or negative, no gradient is clipped.
+            max_norm: the largest total norm of the gradients. If ``max_norm`` is 0 or negative, no gradient is clipped.
             norm_type: the order of the norm; ``inf`` is the largest absolute value of an element.
             error_if_nonfinite: whether to raise RuntimeError if the norm is not finite. The check waits for the device.
-                ``None``: True, but False if the precision scales losses, because such a precision skips the step.
+                ``None``: True, unless the precision scales losses. Such a precision skips the step instead.
 
         Returns:
             The norm before clipping; ``None`` if no norm was computed, for example with ``clip_val``.
@@ -399,7 +400,7 @@ class Engine(StateFiles):
         plain, own = unwrapped(optimizer), module
         if isinstance(module, EngineModule):
             own = module._forward_module if self._verbs.takes_prepared else module.module
-        elif self._verbs.takes_prepared:  # a LightningModule passes itself: find its wrapper
+        elif self._verbs.takes_prepared:  # a LightningModule calls this method with itself and not with its wrapper
             own = self._verbs.prepared(module)
         if isinstance(optimizer, nn.Module) and not isinstance(module, EngineModule):
             raise ConfigurationError("Engine.clip_gradients got a module as the optimizer. Write (model, optimizer).")
@@ -442,15 +443,14 @@ class Engine(StateFiles):
         return self._verbs.tensor_context()
 
     def sharded_model(self) -> AbstractContextManager[Any]:
-        """Context in which a sharding strategy can shard new layers; with other strategies, the context does
-        nothing.
-        """
+        """Context in which a sharding strategy can shard new layers. With other strategies, it does nothing."""
         return self._verbs.sharded_context()
 
     # ---- callbacks and logging -----------------------------------------------------------------------------------
 
     def call(self, hook_name: str, *args: Any, **kwargs: Any) -> None:
-        """Call the method ``hook_name`` of each callback that has it, with the ``kwargs`` that the method accepts.
+        """Call the method ``hook_name`` of each callback that has this method. Of ``kwargs``, a method gets only those
+        that it accepts.
 
         A LightningModule that was set up counts as a callback.
         """
@@ -477,7 +477,7 @@ class Engine(StateFiles):
             log.info("Seed set to %d", chosen)
         return chosen
 
-    # ---- the end -----------------------------------------------------------------------------------------------------
+    # ---- tear down ---------------------------------------------------------------------------------------------------
 
     def teardown(self) -> None:
         """Move all modules and optimizers that were set up back to the host, and free the device."""

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drivetrain.base.introspect import check_part, is_own_class
-from drivetrain.base.lazy import on_first_use
 from drivetrain.base.rank_zero import rank_zero_warn, tell_rank
 from drivetrain.base.registry import load
 from drivetrain.base.tree import BLOCKING
@@ -24,12 +23,11 @@ from drivetrain.launchers.launcher import Launcher, LauncherRegistry, in_noteboo
 from drivetrain.plan import Plan
 from drivetrain.strategies.strategy import Strategy
 
-with on_first_use:
-    from drivetrain.engine import verbs
-
 
 def for_engine(plan: Plan) -> Plan:
-    """Return ``plan``. If the strategy was given by name, the result has the Engine's strategy class of this name."""
+    """Return ``plan``. If the strategy was given by name, replace its class by the class that an Engine uses for this
+    name.
+    """
     given = plan.strategy
     if isinstance(given, Strategy) or given.cls.facts.engine_class is None:
         return plan
@@ -44,9 +42,7 @@ def listed(given: Any) -> list[Any]:
 
 
 def logger_of(given: Any) -> Any:
-    """Return ``given``; if ``given`` is a string, return the logger with this name. Check that the result is a
-    logger.
-    """
+    """Return ``given``, or the logger with the name ``given``. Check that the result is a logger."""
     logger = load("drivetrain.loggers.logger:logger_named")(given, os.getcwd()) if isinstance(given, str) else given
     if isinstance(logger, type) or not callable(getattr(logger, "log_metrics", None)):
         raise ConfigurationError(
@@ -57,11 +53,11 @@ def logger_of(given: Any) -> Any:
 
 
 class NoLoggerError(ConfigurationError, IndexError):
-    """An Engine has no logger; the error is also an IndexError, which an empty list of loggers would raise."""
+    """An Engine has no logger. The error is also an IndexError, as for the first item of an empty list."""
 
 
 def loggable(metrics: Mapping[str, Any]) -> Collection[Any]:
-    """Return the values of ``metrics``; a numpy array of one element becomes a number.
+    """Return the values of ``metrics``. A NumPy array with one element becomes a number.
 
     Raises:
         UnloggableError: a value is a list of numbers, or a tensor or array whose number of elements is not one.
@@ -80,7 +76,7 @@ def loggable(metrics: Mapping[str, Any]) -> Collection[Any]:
 
 
 def check_parts(plan: Plan) -> None:
-    """Check the user-defined parts in a plan; called before the Engine changes a part.
+    """Check the user-defined parts in a plan. The Engine calls this function before it changes a part.
 
     Raises:
         ConfigurationError: a part overrides a method that an Engine never calls.
@@ -106,11 +102,6 @@ def check_pair(module: nn.Module, optimizers: Iterable[Optimizer]) -> None:
                 "it is set up with, so its steps do not train that module. Build the optimizer on "
                 "model.parameters() of the same model."
             )
-
-
-def verbs_of(strategy: Strategy) -> verbs.Verbs:
-    """Return the object through which an Engine calls the strategy's methods."""
-    return (strategy.facts.engine_verbs or verbs.Verbs)(strategy)
 
 
 def strategy_of(plan: Plan) -> Strategy:

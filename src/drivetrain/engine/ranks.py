@@ -56,9 +56,9 @@ class Ranks(RankFacts):
         plan: the resolved plan, with the number of processes and the start method.
         strategy: provides the ranks and the collectives.
         launcher: the object that starts the processes, unless another program has already started them.
-        stall_timeout_s: if a collective takes longer than this number of seconds, a report names the processes that are
-            missing in it; ``None``: no report. Set this attribute before :meth:`launch`. With one process, the
-            attribute has no effect.
+        stall_timeout_s: after this many seconds in one collective, a report names the processes that have not joined
+            it; ``None``: no report. Set this attribute before :meth:`launch`. With one process, the attribute has no
+            effect.
     """
 
     plan: Plan
@@ -78,8 +78,8 @@ class Ranks(RankFacts):
         """Start the processes of this engine. In each process, make the engine's device the current device.
 
         Args:
-            function: a function that each process calls with this engine and ``args``. ``None``: the program continues,
-                which is possible only with one process, or if another program has started all processes.
+            function: a function that each process calls with this engine and ``args``. ``None``: the program continues
+                after this call in every process. A launcher such as ``spawn`` cannot do this, and needs ``function``.
 
         Returns:
             The result of ``function``. If this call has started processes, the result is a copy of rank 0's result.
@@ -96,7 +96,8 @@ class Ranks(RankFacts):
         if function is not None:
             return self.start(_begun, self, function, args, kwargs)
         if self.launcher.reruns_program:
-            self.launcher.launch(type(self).launch)  # runs the program again; does not return
+            # this call runs the program again in each process, and does not return
+            self.launcher.launch(type(self).launch)
         if not self.launcher.is_external:
             raise WrongTypeError(
                 f"Engine.launch() would start {self.plan.num_processes} processes by {self.plan.start_method!r}, and "
@@ -107,11 +108,11 @@ class Ranks(RankFacts):
         return None
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the program; defined by a subclass. A call of ``run`` first starts the processes."""
+        """Run the program. A subclass defines this method. Calling it first starts the processes."""
         raise NotImplementedError(f"{type(self).__name__} has no method run. Define one, or use Engine.launch(main).")
 
     def start(self, function: Callable[..., R], *args: Any, **kwargs: Any) -> R:
-        """Call ``function`` on every rank of the job. This process itself need not be a rank."""
+        """Call ``function`` on every rank of the job. With some launchers, this process is not a rank itself."""
         if self.launcher.is_external:
             return function(*args, **kwargs)
         try:
@@ -165,7 +166,7 @@ class Ranks(RankFacts):
     def all_reduce(self, data: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """Reduce each tensor and each number in ``data`` over the ranks.
 
-        With one process, a tensor is returned unchanged, a number as a tensor.
+        With one process, a tensor is returned unchanged, and a number is returned as a tensor.
 
         Args:
             data: a tensor, a number, or a tree of them; it is not changed. A number becomes a tensor on the device.
@@ -252,13 +253,13 @@ def _report_uncaught() -> None:
     """
     if (sheet := board.own_sheet()) is not None:
         sheet.words[board.ENGINE] = 1
-        atexit.register(sheet.words.__setitem__, board.STALL, 0)  # a normal end is not a failure
+        atexit.register(sheet.words.__setitem__, board.STALL, 0)  # a process that ends normally is no longer watched
     cut_tracebacks(_tell)
 
 
 @contextmanager
 def _reporting() -> Iterator[None]:
-    """Context that reports an exception of the function that every rank runs inside the context."""
+    """Context in which every rank runs a function. An exception of the function is reported to the other ranks."""
     waiting.begin_run()
     if (sheet := board.own_sheet()) is not None:
         sheet.forget_failure()

@@ -39,8 +39,8 @@ class States(Protocol):
     """How a strategy saves and loads the states of modules and optimizers.
 
     Attributes:
-        loads_modules, loads_optimizers: whether the strategy overrides the loading of the states of modules, and of
-            optimizers. If so, the strategy itself checks whether a state fits.
+        loads_modules, loads_optimizers: whether the strategy has its own method for loading the state of a module or of
+            an optimizer. This method then checks whether a state fits.
     """
 
     @property
@@ -64,7 +64,8 @@ def of(state: Mapping[str, Any], filters: Filters, states: States) -> dict[str, 
 
     Raises:
         CheckpointError: an entry cannot be stored as plain data.
-        ConfigurationError: ``state`` is not a dictionary, or the entry for a filter is missing or not a dictionary.
+        ConfigurationError: ``state`` is not a dictionary, or a filter names an entry that is missing or is not a
+            dictionary.
     """
     if not isinstance(state, Mapping):
         raise wrong_argument("save", state, "state")
@@ -96,7 +97,7 @@ def of(state: Mapping[str, Any], filters: Filters, states: States) -> dict[str, 
 
 
 def into(state: Any, checkpoint: Any, strict: bool, path: str, states: States) -> dict[str, Any]:
-    """Load ``checkpoint`` into the objects of ``state``; return the checkpoint's remaining entries.
+    """Load ``checkpoint`` into the objects of ``state``, and return the checkpoint's remaining entries.
 
     The function checks all states before it loads the first state, so that a failure leaves all objects unchanged.
 
@@ -149,12 +150,12 @@ def _restore(
     strict: bool,
     states: States,
 ) -> None:
-    """Load each object's state. If one object fails, restore the old states of the objects loaded before.
+    """Load each object's state. If an object raises, restore the old states of the objects that were loaded before it.
 
     Modules and optimizers are loaded last. Their old states are not copied, because their new states were already
     checked. A precision is loaded before modules and optimizers, because only the precision itself can detect that its
-    state is damaged. After modules and optimizers, the precision is loaded again, because a Trainer loads the precision
-    at this point.
+    state is damaged. The precision is loaded a second time at the end, because a Trainer also loads it after modules
+    and optimizers.
     """
     late = (Precision, Optimizer, nn.Module)
     names = sorted(pairs, key=lambda name: [isinstance(pairs[name][0], kind) for kind in reversed(late)])
@@ -206,7 +207,7 @@ def original(module: nn.Module) -> nn.Module:
 
 def _check_fits(module: nn.Module, weights: Any, strict: bool, where: str) -> None:
     if any(hooks_before_loading(child) for child in module.modules()):
-        return  # hooks may rename entries, so only torch can check the names
+        return  # the module's load hooks may rename entries, so only ``load_state_dict`` can check the names
     own = module.state_dict()
     missing = [key for key in own if key not in weights]
     unexpected = [key for key in weights if key not in own]

@@ -1,4 +1,4 @@
-"""The part of an Engine that saves the state of a program to files, and loads the state."""
+"""The part of an Engine that saves a program's state to a file, and loads it from a file."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from drivetrain.accelerators.peak_flops import get_available_flops
-from drivetrain.errors import ConfigurationError, is_count, is_number, wrong_value
+from drivetrain.errors import ConfigurationError, check_count, is_number, wrong_value
 
 if TYPE_CHECKING:
     from drivetrain.engine.engine import Engine
@@ -22,13 +22,13 @@ class Throughput:
     ``compute`` returns ``device/batches_per_sec`` and ``device/samples_per_sec``. If ``update`` gets lengths, the
     result also contains ``device/items_per_sec``. If ``update`` gets operations (``flops``), the result also contains
     ``device/flops_per_sec`` and ``device/mfu``, the fraction of ``available_flops``. With several devices, the result
-    also contains the rates of all devices together, except ``mfu``, under names without ``device/``. The result also
-    contains the totals ``time``, ``batches``, ``samples`` and ``lengths``.
+    also contains ``batches_per_sec`` and so on: the rates of all devices together. There is no such value for ``mfu``.
+    The result also contains the totals ``time``, ``batches``, ``samples`` and ``lengths``.
 
     Args:
         available_flops: the peak performance of one device in operations per second.
         world_size: the number of devices.
-        window_size: the number of last updates over which rates are computed.
+        window_size: rates are computed over this number of most recent updates.
         separator: the string between "device" and the name of a rate.
 
     Raises:
@@ -45,8 +45,7 @@ class Throughput:
         if available_flops is not None and not (is_number(available_flops) and available_flops > 0):
             raise wrong_value("Throughput", "available_flops", available_flops, "a number above 0", "None")
         for name, value, lowest in (("world_size", world_size, 1), ("window_size", window_size, 2)):
-            if not is_count(value, lowest):
-                raise wrong_value("Throughput", name, value, f"a number from {lowest} on", f"{name}={lowest}")
+            check_count("Throughput", name, value, lowest, otherwise=lowest)
         self.available_flops = available_flops
         self.world_size = world_size
         self.separator = separator
@@ -113,7 +112,8 @@ class EngineThroughput(Throughput):
 
     Args:
         engine: the Engine, whose devices, precision and loggers are used.
-        kwargs: the arguments of :class:`Throughput`, by default derived from the Engine.
+        kwargs: the arguments of :class:`Throughput`. By default, ``world_size`` and ``available_flops`` come from the
+            Engine.
     """
 
     def __init__(self, engine: Engine, **kwargs: Any) -> None:

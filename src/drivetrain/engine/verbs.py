@@ -31,9 +31,9 @@ from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.strategies import familiar, rank_files
 from drivetrain.strategies.strategy import Strategy
 
-_RANK_STATE = "drivetrain_rank_state"  # the key, in a saved file, of the strategy's ``rank_state`` of each module
-_PRECISION = "drivetrain_precision"  # the key of the precision's state, followed by the name of the precision's class
-_RANK_FILES = "drivetrain_rank_files"  # the key of the list of files of all ranks except rank 0
+_RANK_STATE = "drivetrain_rank_state"  # a saved file's key for the results of the strategy's ``rank_state``
+_PRECISION = "drivetrain_precision"  # the key of the precision's state is this prefix, a dot and the name of its class
+_RANK_FILES = "drivetrain_rank_files"  # the key for the list of rank files, of which rank 0 has none
 
 
 class Verbs:
@@ -43,14 +43,13 @@ class Verbs:
         strategy: the Engine's strategy.
 
     Attributes:
-        backward: the strategy's method, whose arguments are a loss, and a model or ``None``. The attribute is ``None``
-            if ``loss.backward()`` is enough.
+        backward: the strategy's method; ``None`` if the Engine calls ``loss.backward()`` instead.
         batch_to_device: the strategy's method; ``None`` if the strategy does not override it.
-        modules: pairs of a module that was set up and a weak reference to the strategy's wrapper.
+        modules: for each module that was set up, the module and a weak reference to the strategy's wrapper.
     """
 
     takes_prepared = False
-    """True: the strategy's methods get the modules that the strategy has prepared. False: they get the user's modules.
+    """Whether the strategy's methods get the module that :meth:`set_up` returns. If False, they get the user's module.
     """
 
     backward: Callable[..., Any] | None
@@ -67,18 +66,18 @@ class Verbs:
         self.bind()
 
     def __reduce__(self) -> Any:
-        return type(self), (self.strategy,)  # each process sets up its own modules
+        return type(self), (self.strategy,)  # the modules are not pickled, because each process sets up its own
 
     def __deepcopy__(self, memo: Any) -> Verbs:
-        return self  # a copy of a loader still calls this object
+        return self  # copies of a loader share this object
 
     def overridden(self, *names: str) -> bool:
         """Return whether the strategy overrides any of these methods."""
         return any(overrides(self.strategy, name, Strategy) for name in names)
 
     def bind(self) -> None:
-        """Look up the strategy's methods that a step calls; called again after user code has replaced a method of the
-        strategy.
+        """Look up the strategy's methods that a step calls. If user code replaces a method of the strategy, the look-up
+        is repeated.
         """
         strategy = self.strategy
         self.backward = None if familiar.differentiates_plainly(strategy) else strategy.backward
@@ -110,8 +109,8 @@ class Verbs:
         return prepared, list(optimizers), scheduler
 
     def exposed(self, module: nn.Module, prepared: nn.Module) -> nn.Module:
-        """Return the module that the program sees: ``prepared`` if the parameters of ``prepared`` and ``module``
-        differ, else ``module``.
+        """Return the module whose attributes the program sees: ``prepared`` if its parameters are not those of
+        ``module``, else ``module``.
         """
         return module if _ids(module.parameters()) == _ids(prepared.parameters()) else prepared
 
@@ -145,9 +144,9 @@ class Verbs:
         return lambda optimizer, closure, kwargs: step(optimizer, closure, **kwargs)
 
     def _known_step(self, optimizer: Optimizer) -> TakeStep | None:
-        """Return the function that :meth:`_take_step` returns. If the precision scales the loss, the function is
-        wrapped. The wrapper first unscales the gradients, and sets ``_steps_through_handle``, which
-        :meth:`_refuse_direct_step` checks.
+        """Return the result of :meth:`_take_step`. If the precision scales the loss, return a wrapper that first
+        unscales the gradients. The wrapper also sets ``_steps_through_handle``, so that :meth:`_refuse_direct_step`
+        does not raise.
         """
         step, precision = self._take_step(optimizer), self.strategy.precision_plugin
         if step is None or not precision.scales_loss:
@@ -201,7 +200,7 @@ class Verbs:
     # ---- one step ------------------------------------------------------------------------------------------------
 
     def to_device(self, obj: Any) -> Any:
-        """Return a batch on the strategy's device. If ``obj`` is a module, move it in place."""
+        """Return ``obj`` on the strategy's device. A module is moved in place."""
         device, own = self.strategy.root_device, self.batch_to_device
         return move(obj, device) if own is None or isinstance(obj, nn.Module) else own(obj, device)
 
@@ -250,7 +249,7 @@ class Verbs:
         if own := self._rank_states(state) if keeps else {}:
             snapshot[_RANK_STATE] = own
         if keeps and self.strategy.world_size > 1:
-            self.strategy.barrier("Engine.save")  # errors name this barrier if a rank does not call save
+            self.strategy.barrier("Engine.save")  # if a rank does not call save, the error names this barrier
             if any(self.strategy.world.gather_objects(bool(own))):
                 part = {_RANK_STATE: own}
                 rank_files.save(self.strategy, snapshot, part, path, waits=False, listed=_RANK_FILES)
@@ -258,7 +257,7 @@ class Verbs:
         self.strategy.save_checkpoint(snapshot, path)
 
     def load(self, path: str | Path, state: Any, strict: bool, weights_only: bool | None) -> dict[str, Any]:
-        """Read ``path`` into the objects of ``state``; return the file's remaining entries."""
+        """Load the file ``path`` into the objects of ``state``, and return the file's remaining entries."""
         if not isinstance(path, (str, PathLike)):
             raise snapshots.wrong_argument("load", path, "path")
         held = self.strategy.load_checkpoint(path, **reading(weights_only))
@@ -286,7 +285,7 @@ class Verbs:
         return f"{_PRECISION}.{type(self.strategy.precision_plugin).__qualname__}"
 
     def _rank_states(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return this rank's ``rank_state`` of the strategy for each module of ``state`` that was set up."""
+        """Return the result of ``strategy.rank_state`` for each module in ``state`` that was set up."""
         kept = {name: self.strategy.rank_state(module) for name, module in self._set_up_of(state).items()}
         return {name: encode(own, f"{type(self.strategy).__name__}.rank_state()") for name, own in kept.items() if own}
 
@@ -341,15 +340,15 @@ class Verbs:
 
     @property
     def loads_modules(self) -> bool:
-        """Whether the strategy overrides the loading of a module's state. If so, the strategy itself checks whether a
-        state fits.
+        """Whether the strategy has its own method for loading a module's state. This method then checks whether a state
+        fits.
         """
         return self.overridden("load_module_state", "load_model_state_dict")
 
     @property
     def loads_optimizers(self) -> bool:
-        """Whether the strategy overrides the loading of an optimizer's state. If so, the strategy itself checks whether
-        a state fits.
+        """Whether the strategy has its own method for loading an optimizer's state. This method then checks whether a
+        state fits.
         """
         return self.overridden("load_optimizer_states", "load_optimizer_state_dict")
 
@@ -370,7 +369,7 @@ class Verbs:
         familiar.load_optimizer_state(self.strategy, optimizer, self._module_of(optimizer), state)
 
     def _module_of(self, optimizer: Optimizer) -> nn.Module | None:
-        """Return a module that was set up and that has a parameter of the optimizer; else ``None``."""
+        """Return the first set-up module that has a parameter of the optimizer; ``None`` if there is none."""
         stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         return next((module for module, _ in self.modules if not stepped.isdisjoint(_ids(module.parameters()))), None)
 

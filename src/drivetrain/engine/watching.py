@@ -28,7 +28,7 @@ def begin(
 
     Args:
         strategy: provides the ranks.
-        starts_elsewhere: whether another program, such as a cluster's, has started the processes.
+        starts_elsewhere: whether another program, such as torchrun or Slurm, has started the processes.
         run_folder: a function that returns the folder into which the watching process writes stacks.
         stall_timeout_s: if a rank is in a collective for longer than this number of seconds, the rank is reported;
             ``None``: the rank is not watched.
@@ -44,11 +44,12 @@ def begin(
 
 
 def join(strategy: Any, starts_elsewhere: bool) -> Sheet | None:
-    """Return this rank's sheet: its part of the board (memory that ranks share with the process that watches them).
+    """Return this rank's sheet. The sheet is a part of the board, which is memory that ranks share with a watching
+    process.
 
-    If there is no board, local rank 0 creates a board and starts a watching process. The result is ``None`` in three
-    cases: a launcher of drivetrain has started the ranks without a board (with torch_xla, or with Ray on other
-    machines), the processes have no common store, or the system does not support watching.
+    If there is no board, local rank 0 creates a board and starts a watching process. The result is ``None`` if the
+    processes have no common store, or if the system does not support watching. It is also ``None`` if drivetrain has
+    started the ranks without a board: with torch_xla, or with Ray on other machines.
     """
     sheet = own_sheet()
     store: Any = strategy.world.store

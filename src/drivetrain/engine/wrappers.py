@@ -41,7 +41,8 @@ class Numbers(Protocol):
     """The members of an Engine that an :class:`EngineModule` uses in a forward pass.
 
     Attributes:
-        calls_through_forward: whether the strategy works in place, through the module's ``__call__``.
+        calls_through_forward: whether steps must run inside the module's ``__call__``, because the strategy adds hooks
+            to the module, as FSDP2 does.
     """
 
     @property
@@ -55,14 +56,14 @@ class Numbers(Protocol):
 
 
 class Mover(Protocol):
-    """Has the function with which a loader moves batches; ``None``: the loader moves tensors itself."""
+    """An object with a function that moves a loader's batches; ``None``: the loader moves the tensors itself."""
 
     @property
     def batch_to_device(self) -> Callable[..., Any] | None: ...
 
 
 class OptimizerHandle:
-    """Wraps an optimizer. The wrapper can replace ``step`` and ``zero_grad``; all other attributes are the optimizer's.
+    """Wraps an optimizer. The wrapper can replace ``step`` and ``zero_grad``. All other attributes are the optimizer's.
 
     For ``isinstance``, the wrapper has the optimizer's class. Schedulers accept both the wrapper and the optimizer.
 
@@ -81,7 +82,8 @@ class OptimizerHandle:
     def bind(self, take_step: TakeStep | None, zero_grad: Callable[..., None]) -> None:
         """Set the functions that ``step`` and ``zero_grad`` call."""
         self.take_step = take_step
-        object.__setattr__(self, "zero_grad", zero_grad)  # __getattr__ would take time in every step
+        # set on the instance, because ``__getattr__`` would take time in every step
+        object.__setattr__(self, "zero_grad", zero_grad)
 
     @property
     def __class__(self) -> type:
@@ -105,7 +107,7 @@ class OptimizerHandle:
 
     def __getattr__(self, name: str) -> Any:
         if name in self._OWN:
-            raise AttributeError(name)  # there are no attributes yet during a copy
+            raise AttributeError(name)  # while an object is copied, its attributes do not exist yet
         return getattr(self._optimizer, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -121,7 +123,7 @@ class OptimizerHandle:
 
 
 def unwrapped(optimizer: Any) -> Optimizer:
-    """Return the optimizer inside a wrapper; an optimizer without a wrapper is returned unchanged."""
+    """Return the optimizer inside a wrapper. An optimizer without a wrapper is returned unchanged."""
     return optimizer.optimizer if issubclass(type(optimizer), OptimizerHandle) else optimizer
 
 
@@ -132,11 +134,11 @@ def requires_closure(optimizer: Optimizer) -> bool:
 
 
 def check_closure(optimizer: Optimizer, precision: Precision, *others: tuple[bool, str]) -> None:
-    """Check that nothing prevents ``optimizer`` from evaluating the loss several times per step, if it does that.
+    """If ``optimizer`` evaluates the loss several times per step, check that all conditions allow this. ``others``
+    contains pairs: a condition that forbids it, and the end of the error message.
 
     Raises:
-        ConfigurationError: the precision scales the loss, or one of ``others`` holds, which are conditions, each with
-            the rest of the message.
+        ConfigurationError: the precision scales the loss, or a condition in ``others`` is true.
     """
     cure = 'Write precision="bf16-mixed" or "32-true".'
     scaled = f"the scaled loss of precision={precision.name!r} does not allow. {cure}"
@@ -151,12 +153,12 @@ class EngineModule(nn.Module):
 
     The wrapper has the original module's parameters, buffers and children, under the original names. All other
     attributes are read from the original module, and set on the original module. If the precision changes the forward
-    pass, floating-point results are converted to torch's default dtype, so that a loss is not computed in 16 bits.
+    pass, floating-point results are converted to torch's default dtype. A loss is therefore not computed in 16 bits.
 
     Args:
         forward_module: the strategy's wrapper of the module, or the module itself if there is no wrapper.
         original: the user's module.
-        numbers: the Engine, which returns contexts and conversions.
+        numbers: the Engine, which provides the precision's contexts and conversions.
     """
 
     def __init__(self, forward_module: nn.Module, original: nn.Module, numbers: Numbers) -> None:
@@ -173,7 +175,8 @@ class EngineModule(nn.Module):
         if not own["_converts"]:
             own["forward"] = forward_module.__call__  # the engine adds nothing to the forward pass
         own["_watch"] = _FirstCall() if own["_converts"] or forward_module is not original else None
-        # ``begin`` registers hooks. torch would compile these hooks if the module is compiled in place.
+        # A module that is compiled in place is not watched, because torch would also compile the hooks that ``begin``
+        # registers.
         if own["_watch"] is not None and compiled_call(original) is None:
             own["_watch"].begin(self, original)
 
@@ -209,7 +212,7 @@ class EngineModule(nn.Module):
             output = call(*args, **kwargs)
         return self._convert_output(output) if self._converts else output
 
-    # ---- other entry points ------------------------------------------------------------------------------------------
+    # ---- methods that run as forward does ----------------------------------------------------------------------------
 
     def mark_forward_method(self, method: str | Callable[..., Any]) -> None:
         """Make a method of the module run as ``forward`` does: in the precision, and through the strategy's wrapper.
@@ -273,7 +276,7 @@ class EngineModule(nn.Module):
     def __getattr__(self, name: str) -> Any:
         original = self.__dict__.get("_original")
         if original is None:
-            raise AttributeError(name)  # there are no attributes yet during a copy
+            raise AttributeError(name)  # while an object is copied, its attributes do not exist yet
         value = getattr(original, name)
         if name in self._marked:
             return self._redirected(value)
@@ -290,7 +293,7 @@ class EngineModule(nn.Module):
     def __delattr__(self, name: str) -> None:
         delattr(self._original, name)
 
-    # ---- members that a module may override, read from the original ----------------------------------------------
+    # ---- members that are read from the original module --------------------------------------------------------------
 
     @property
     def training(self) -> bool:
@@ -325,7 +328,9 @@ class EngineModule(nn.Module):
 
 
 class _FirstCall:
-    """Hooks that warn if the first forward pass in training bypasses the wrapper; the pass removes the hooks."""
+    """Forward hooks on a module and its wrapper. They warn if the first training pass bypasses the wrapper. After this
+    pass, they are removed.
+    """
 
     def __init__(self) -> None:
         self._wrapper: int | None = None  # an id, because a reference to the wrapper would form a cycle
@@ -365,12 +370,13 @@ _NN_MODULE_STATE = frozenset({*vars(nn.Module()), "training"})
 
 
 class EngineLoader:
-    """Wraps a loader: moves batches to the device, and sets the samplers' epoch when a pass begins.
+    """Wraps a loader: moves batches to the device, and calls ``set_epoch`` of the samplers when a pass begins.
 
     Args:
         loader: a DataLoader, or any re-iterable object.
         device: the device to which batches are moved; ``None``: they are not moved.
-        mover: an object whose ``batch_to_device``, if not ``None``, moves batches; read at the start of each pass.
+        mover: an object with the attribute ``batch_to_device``: a function that moves batches, or ``None``. Each pass
+            reads this attribute once, at its start.
         pins: whether to fetch batches into pinned memory, from which the device copies in the background.
         sample_seeds: whether the random numbers of a sample depend only on the seed, the epoch and the sample's index.
             Each pass counts as an epoch.
@@ -398,7 +404,8 @@ class EngineLoader:
     def __iter__(self) -> Iterator[Any]:
         set_epoch(self._loader, self._passes)
         if self._seeds is not None:
-            self._seeds.epoch = partial(int, self._passes)  # the present number, without a reference to self
+            # a function that returns this pass's number and does not refer to self
+            self._seeds.epoch = partial(int, self._passes)
         self._passes += 1
         device, own = self._device, None if self._mover is None else self._mover.batch_to_device
         # Batches that user code moves are not pinned, because the code could change memory that the device still reads.
@@ -432,7 +439,7 @@ class EngineLoader:
 
     def __getattr__(self, name: str) -> Any:
         if name in ("_loader", "_source", "_seeds", "_device", "_mover", "_pins", "_passes"):
-            raise AttributeError(name)  # there are no attributes yet during a copy
+            raise AttributeError(name)  # while an object is copied, its attributes do not exist yet
         return getattr(self._loader, name)
 
     def __repr__(self) -> str:
@@ -440,7 +447,7 @@ class EngineLoader:
 
 
 def follow(optimizers: Sequence[Optimizer], before: Mapping[str, nn.Parameter], module: nn.Module) -> None:
-    """Replace the parameters ``before`` in ``optimizers`` by the present parameters of ``module``.
+    """In ``optimizers``, replace the parameters ``before`` by the current parameters of ``module``.
 
     On most devices, moving a module keeps its parameter objects. If moving creates new parameters, an optimizer would
     continue to update the old parameters, without an error.

@@ -89,7 +89,7 @@ _HOOKS = ("train_dataloader", "val_dataloader", "test_dataloader", "predict_data
 
 
 def _described(hook: Callable[[], Any]) -> str:
-    """Return a description of the loaders that ``hook`` returns, with the number of samples of each."""
+    """Describe each loader that ``hook`` returns, with its number of samples."""
     try:
         given = hook()
     except Exception as error:  # the hook may raise, for example because setup has not run

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
 import inspect
 import itertools
 import os
@@ -24,7 +23,7 @@ from drivetrain.base.rank_zero import lightning_deprecation
 from drivetrain.base.seed import isolate_rng
 from drivetrain.base.torch_private import MODULES, own_modules
 from drivetrain.base.tree import cloned, move
-from drivetrain.errors import ConfigurationError, MissingPackageError
+from drivetrain.errors import ConfigurationError, check_installed
 
 with on_first_use:
     from drivetrain.logbook import parts as logbooks
@@ -60,7 +59,9 @@ class ExportMixin:
             ConfigurationError: there are no inputs, or a package is missing.
         """
         args, kwarg_inputs = _inputs(self, input_sample, "to_onnx", "input_sample")
-        _require("to_onnx", *(["onnx", "onnxscript"] if kwargs.get("dynamo", True) else ["onnx"]))
+        packages = ["onnx", "onnxscript"] if kwargs.get("dynamo", True) else ["onnx"]
+        for package in packages:
+            check_installed("to_onnx", package, install=" ".join(packages))
         if file_path is not None and not isinstance(file_path, (str, Path)):
             kwargs.setdefault("external_data", False)  # a file object cannot hold a second file
         with _exportable(self) as model, _target(file_path) as target:
@@ -135,7 +136,7 @@ class ExportMixin:
             ConfigurationError: there are no inputs, or the package ``torch_tensorrt`` is missing.
         """
         args, kwarg_inputs = _inputs(self, input_sample, "to_tensorrt", "input_sample")
-        _require("to_tensorrt", "torch_tensorrt")
+        check_installed("to_tensorrt", "torch_tensorrt", install="torch-tensorrt")
         tensorrt: Any = importlib.import_module("torch_tensorrt")
         inputs: dict[str, Any] = {"inputs": list(args), **({"kwarg_inputs": kwarg_inputs} if kwarg_inputs else {})}
         with _exportable(self) as model, _replacing(file_path) as target:
@@ -162,16 +163,6 @@ def _arguments(sample: Any) -> Arguments:
     if isinstance(sample, Mapping):
         return (), dict(sample)
     return (sample if type(sample) is tuple else (sample,)), {}  # a named tuple is a single argument
-
-
-def _require(method: str, *packages: str) -> None:
-    missing = [package for package in packages if importlib.util.find_spec(package) is None]
-    if missing:
-        names = " ".join(missing).replace("_", "-")
-        raise MissingPackageError(
-            f"{method} needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed. "
-            f"Run: pip install {names}."
-        )
 
 
 @contextmanager
@@ -214,14 +205,14 @@ def _replacing(path: str | Path | None) -> Iterator[str | None]:
             files.move(written, target.parent / written.name)
 
 
-# ---- a pass without lasting effects ----------------------------------------------------------------------------------
+# ---- running forward without lasting effects -------------------------------------------------------------------------
 
 
 @contextmanager
 def undisturbed(module: nn.Module, draws: bool = False) -> Iterator[None]:
     """Context in which ``module`` is in evaluation mode, gradients are off, and logged values are discarded.
 
-    The end of the context, also after an exception, restores the mode of every submodule and the state of every random
+    At its end, also after an exception, the context restores the mode of every submodule and the state of every random
     generator.
 
     Args:
@@ -233,7 +224,8 @@ def undisturbed(module: nn.Module, draws: bool = False) -> Iterator[None]:
     with nullcontext() if draws else isolate_rng(), torch.no_grad(), logbooks.without_logging(module):
         try:
             for part in parts:
-                # not eval(), because eval() calls a user's train(), which may have other effects that cannot be undone
+                # not eval(), because it calls train(), and a user's train() may have further effects that cannot be
+                # undone
                 part.training = False
             yield
         finally:
@@ -243,8 +235,8 @@ def undisturbed(module: nn.Module, draws: bool = False) -> Iterator[None]:
 
 @contextmanager
 def example_pass(module: nn.Module, sample: Any = None, draws: bool = False) -> Iterator[Arguments | None]:
-    """Context of :func:`undisturbed` for running ``forward``. If the module has a Trainer, the context also has the
-    Trainer's precision.
+    """Context for running ``forward``, with the effects of :func:`undisturbed`. If the module has a Trainer, the
+    context also enters the Trainer's precision.
 
     Args:
         module: the module to run; any ``nn.Module``.
@@ -271,7 +263,7 @@ def example_pass(module: nn.Module, sample: Any = None, draws: bool = False) -> 
         yield None if sample is None else _arguments(sample)
 
 
-# ---- the module for exporters ----------------------------------------------------------------------------------------
+# ---- the copy of the module that is exported -------------------------------------------------------------------------
 
 
 @contextmanager
@@ -287,7 +279,7 @@ def detached(module: nn.Module) -> nn.Module:
 
 
 class _Unregistered:
-    """A base class that prevents a user's ``__init_subclass__``, which may register classes, from running."""
+    """A base class that replaces the user's ``__init_subclass__``, which could register the new class somewhere."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         pass
@@ -320,7 +312,7 @@ def _detached_class(cls: type[Any]) -> tuple[type[Any], frozenset[str]]:
 
 
 def _detached(module: nn.Module, made: dict[int, nn.Module]) -> nn.Module:
-    """Return the copy that :func:`detached` describes; submodules that are LightningModules are copied too.
+    """Return the copy that :func:`detached` describes. LightningModules inside ``module`` are copied, too.
 
     Args:
         module: the module to copy; it is not changed.

@@ -1,5 +1,5 @@
-"""Checkpoints that contain only trainable weights: find the frozen weights, and check that the loading module has equal
-frozen weights.
+"""Checkpoints without frozen weights: find the frozen weights, and check that the module that loads a checkpoint has
+equal ones.
 
 For each frozen parameter, such a checkpoint contains a fingerprint: the parameter's shape and dtype, and a digest of
 its bytes.
@@ -33,7 +33,7 @@ _KNOWN: WeakKeyDictionary[nn.Module, dict[str, tuple[Any, dict[str, Any]]]] = We
 def frozen_parameters(module: nn.Module, optimizers: Iterable[Optimizer]) -> dict[str, Tensor]:
     """Return the frozen parameters, by their names in a state dict.
 
-    A parameter in an optimizer is not frozen, even if its ``requires_grad`` is False at present.
+    A parameter in an optimizer is not frozen, even if its ``requires_grad`` is now False.
     """
     stepped = {id(each) for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]}
     named = plain_names(dict(module.named_parameters(remove_duplicate=False)))
@@ -97,8 +97,8 @@ def check_base(module: nn.Module, checkpoint: Mapping[str, Any], strict: bool) -
         strict: whether the checkpoint and the module must have equal names of trainable weights.
 
     Returns:
-        The argument ``strict`` for ``load_state_dict``. The result is False for a checkpoint of trainable weights,
-        because this checkpoint lacks the frozen weights.
+        The argument ``strict`` for ``load_state_dict``. It is False if the checkpoint contains only trainable weights,
+        because torch would report the frozen weights as missing.
 
     Raises:
         CheckpointError: a frozen weight differs, or, if ``strict``, the names of the trainable weights differ.

@@ -90,7 +90,8 @@ class DataHooks:
         return batch
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        """Move the batch to ``device``; by default, all tensors and objects with a method ``to``, also in containers.
+        """Move the batch to ``device``. By default, move all tensors and objects with a method ``to``, also in
+        containers.
 
         Returns:
             The batch on the device, or ``None`` if the hook has moved ``batch`` in place.
@@ -140,7 +141,7 @@ class ModelHooks:
         """Called before the pass over the validation loaders."""
 
     def on_validation_epoch_end(self) -> None:
-        """Called after the pass over the validation loaders. This hook can log values of the validation."""
+        """Called after the pass over the validation loaders. Values that this hook logs belong to the validation."""
 
     def on_validation_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Called when a validation batch is on the device."""
@@ -158,7 +159,7 @@ class ModelHooks:
         """Called before the pass over the test loaders."""
 
     def on_test_epoch_end(self) -> None:
-        """Called after the pass over the test loaders. This hook can log further values of the test."""
+        """Called after the pass over the test loaders. Values that this hook logs belong to the test."""
 
     def on_test_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Called when a test batch is on the device."""
@@ -233,32 +234,32 @@ class HookParty(Protocol):
 class HookTable:
     """The hooks of one run, each bound to the callbacks, module and strategy that override it.
 
-    The table first calls the overrides of the callbacks, in the order of the list of callbacks, then the module's
-    override, then the strategy's. There are two exceptions. In ``on_train_epoch_end``, callbacks that monitor a value
-    are called after the module, so that they see the values that the module logs in this hook. In
-    ``on_train_batch_end``, ``on_validation_end`` and ``on_train_epoch_end``, callbacks that save are called after the
-    module, so that a checkpoint contains the changes that the module makes in this hook.
+    The table calls the callbacks' overrides in the order of the callbacks, then the module's, then the strategy's.
+    There are two exceptions. In ``on_train_epoch_end``, callbacks that monitor a value are called after the module,
+    which may log the value. In ``on_train_batch_end``, ``on_validation_end`` and ``on_train_epoch_end``, callbacks that
+    save are called after the module, so that a checkpoint contains the changes of the module's hook.
 
     Attributes:
         spans: measures hooks for a profiler: a :class:`drivetrain.loops.spans.Spans`; ``None`` without a profiler.
-        completes: the hooks in which the table calls all overrides even if one raises, and then raises the exception.
-            If a callback saves on exceptions, these are the hooks at the end of a batch, a validation or an epoch,
-            because a resumed run does not call these hooks again.
+        completes: hooks in which the table calls all overrides even if one raises; afterwards, it raises the exception.
+            If a callback saves on exceptions, these are the hooks at the end of a batch, a validation and an epoch: a
+            resumed run does not call them again.
         observers: objects that observe the run without changing it. If an observer has a method with the name of a
             hook, the table calls this method without arguments after all overrides of the hook. Methods for hooks that
-            run in each step are not called. The run also calls these methods, which are not hooks: ``nothing_trained``;
-            ``window_without_step(output)``; ``before_validation``, in a fit; ``batches_ended``, before the hooks at the
-            end of a training epoch; ``epoch_closed``, when the epoch is complete; ``values_left(rows)`` and
-            ``logged_nan(names, step)``, when values are logged; ``results_agreed(stage)``; ``before_save``, which can
-            raise to prevent a checkpoint; ``state_alone``, for a save after an exception, which must return equal
-            values on ranks with equal states; ``checkpoint_saved(path, step)``, when a ModelCheckpoint's file is
-            durable; ``step_bound(step)``, which returns the function that the loop calls in place of ``step``.
+            run in each step are not called. The run also calls methods that are not hooks: ``nothing_trained``,
+            ``window_without_step(output)``, ``before_validation`` (in a fit) and ``results_agreed(stage)``. It calls
+            ``batches_ended`` before the hooks at the end of a training epoch, and ``epoch_closed`` when the epoch is
+            complete. It calls ``values_left(rows)`` and ``logged_nan(names, step)`` when values are logged.
+            ``before_save`` can raise to prevent a checkpoint. ``state_alone`` is called for a save after an exception,
+            and must return equal values on ranks with equal states. ``checkpoint_saved(path, step)`` is called when a
+            ModelCheckpoint's file is durable. ``step_bound(step)`` returns the function that the loop calls in place of
+            ``step``.
 
     Args:
         trainer, module, callbacks, strategy: the Trainer, and the objects with hooks. The Trainer and the module are
             the first arguments of callbacks' hooks.
-        bases: three classes: the base class of modules, the base class of callbacks, and the base class of callbacks
-            that save. Methods of the first two classes do not count as overrides.
+        bases: the base classes of modules, of callbacks, and of callbacks that save. Methods that are defined in the
+            first two do not count as overrides.
         book: the logbook (the object that keeps logged values), which reads the defaults of ``self.log`` for the
             running hook.
     """
@@ -302,9 +303,7 @@ class HookTable:
         return bound if self.spans is None else cast("tuple[Call, ...]", self.spans.around(hook, bound))
 
     def bind_callbacks(self, hook: str) -> tuple[Call, ...]:
-        """Return a tuple as :meth:`bind` does, but with a function that calls only the callbacks' overrides of
-        ``hook``.
-        """
+        """Do the same as :meth:`bind`, but the function calls only the callbacks' overrides of ``hook``."""
         before, after = self._callback_calls(hook)
         return (self._scoped(hook, [*before, *after]),) if before or after else ()
 
@@ -343,8 +342,8 @@ class HookTable:
         return (pair for pair in parties if hasattr(pair[1], name) and overrides(pair[0], name, pair[1]))
 
     def check_takes_index(self, word: str, several: bool) -> None:
-        """Check that the hooks before and after a batch accept ``dataloader_idx`` if there are several loaders, and
-        that they do not require ``dataloader_idx`` if there is one loader.
+        """Check the hooks before and after a batch. With several loaders, they must accept ``dataloader_idx``. With one
+        loader, they must not require it.
 
         Args:
             word: the stage in the hooks' names: "validation", "test" or "predict".
@@ -370,7 +369,7 @@ class HookTable:
                     ) from None
 
     def call(self, hook: str, *args: Any) -> None:
-        """Call all overrides of a hook, and the observers; used for hooks that do not run in each step."""
+        """Call all overrides of a hook, and the observers. Only for hooks that do not run in each step."""
         for bound in self.bind(hook):
             bound(*args)
         self.notify(hook)
@@ -403,8 +402,8 @@ class HookTable:
         """Return two functions, ``(move, hooks)``, one of which moves a batch to the device. ``convert`` converts the
         batch's numbers to the run's precision.
 
-        If there are ``spans``, a profiler measures ``move`` or ``hooks`` as the action "batch_to_device". The profiler
-        measures each overridden hook as an action inside "batch_to_device".
+        A profiler measures ``move`` or ``hooks`` as the action "batch_to_device". It measures each overridden hook as
+        an action inside "batch_to_device".
 
         ``move(batch)`` can be called as soon as the batch is fetched. ``hooks(batch, dataloader_idx)`` replaces
         ``move`` if the module or the datamodule overrides a transfer hook, or if the strategy overrides

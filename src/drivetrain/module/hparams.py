@@ -24,7 +24,7 @@ from drivetrain.errors import ConfigurationError, UnknownNameError, did_you_mean
 with on_first_use:
     from drivetrain.base import configs
 
-# The default value of an argument of a dataclass's __init__ if the argument's field has a default factory.
+# For a field with a default factory, the ``__init__`` of a dataclass has this default value.
 _FACTORY_DEFAULT: Any = getattr(dataclasses, "_HAS_DEFAULT_FACTORY", object())
 
 
@@ -47,8 +47,8 @@ def _no_hyperparameter(known: Mapping[Any, Any], name: str) -> str:
 class AttributeDict(dict[str, Any]):
     """A dictionary whose keys are also attributes: ``d.lr`` is ``d["lr"]``.
 
-    If a key is the name of a ``dict`` method, such as "items", only ``d["items"]`` works. ``copy.deepcopy`` keeps
-    values that cannot be copied.
+    If a key is the name of a ``dict`` method, such as "items", only ``d["items"]`` works. A deep copy contains the
+    original of a value that cannot be copied, for example a lock.
 
     Raises:
         AttributeError: the key does not exist. The message suggests the most similar key.
@@ -125,7 +125,7 @@ class HyperparametersMixin:
             frame: the stack frame in which the search for ``__init__`` begins; ``None``: the caller of this method. The
                 search continues in the frame's callers.
             logger: whether the Trainer passes the hyperparameters to the loggers.
-            given_hparams: the arguments, if the caller knows them; the method then inspects no frame.
+            given_hparams: the arguments, if the caller knows them. The method then inspects no frame.
 
         Raises:
             ConfigurationError: a name is unknown, an object is not a mapping, namespace or dataclass, there are several
@@ -233,7 +233,7 @@ def _init_arguments(obj: Any, frame: types.FrameType | None) -> dict[str, Any] |
 
 
 def _chosen(cls: str, arguments: dict[str, Any] | None, names: tuple[str, ...]) -> dict[str, Any]:
-    """Return the arguments with the given ``names``; all arguments if there are no names."""
+    """Return the arguments with these ``names``. Without names, return all arguments."""
     if arguments is None:
         raise UnknownNameError(
             f"{cls} called save_hyperparameters({', '.join(map(repr, names))}) outside of __init__, where there are no "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import csv
-import importlib.util
 import inspect
 from collections.abc import Collection, Mapping
 from contextlib import nullcontext
@@ -27,8 +26,8 @@ from drivetrain.errors import (
     CheckpointMismatchError,
     ConfigurationError,
     DrivetrainError,
-    MissingPackageError,
     WrongTypeError,
+    check_installed,
     did_you_mean,
     shown,
 )
@@ -70,12 +69,12 @@ with on_first_use:
 # entries as attributes, and some attributes are called.
 PARTS_WITHOUT_REFERENCES = frozenset({"optimizer_states", "lr_schedulers"})
 HYPERPARAMETERS = frozenset({"hyper_parameters", "datamodule_hyper_parameters"})
-_CONFIG = "omegaconf"  # the mark of an OmegaConf configuration that is stored as plain data
+_CONFIG = "omegaconf"  # the value of ``hparams_type`` if an OmegaConf configuration is stored as plain data
 _PARTS_OF_A_RUN = PARTS_WITHOUT_REFERENCES | HYPERPARAMETERS | {"callbacks", "loops", "restart", "rng"}
 
 
 class _CalledOnInstance(ConfigurationError, TypeError):
-    """A class method was called on an instance; the error is also a TypeError, which Python raises for wrong calls."""
+    """A class method was called on an instance. The error is also a TypeError, which Python raises for wrong calls."""
 
 
 class LoadableMixin:
@@ -171,7 +170,7 @@ def class_and_arguments(cls: type, saved: dict[str, Any], given: Collection[str]
 
 
 def raw_hparams(obj: Any, prefix: str = "") -> dict[str, Any]:
-    """Return a checkpoint's entries for the hyperparameters of ``obj``, before these are encoded; {} if there are none.
+    """Return a checkpoint's entries for the hyperparameters of ``obj``, not yet encoded; {} if there are none.
 
     Args:
         obj: a module or a data module.
@@ -218,8 +217,8 @@ def decode_parts(checkpoint: Mapping[str, Any], quiet: Collection[str] = HYPERPA
 
     Args:
         checkpoint: the checkpoint as the store (CheckpointIO) has read it.
-        quiet: the keys of parts that the caller does not use. The function does not warn of descriptions in these
-            parts.
+        quiet: the keys of parts that the caller does not use. The function does not warn if these parts contain only
+            the description of an object.
 
     Raises:
         CheckpointError: a value is damaged, or was stored by a newer version of drivetrain.
@@ -308,8 +307,8 @@ def _read(path: str | Path | IO[bytes], location: Any, is_module: bool, weights_
 
 
 def _cure_of_misfit(cls: type, arguments: Mapping[str, Any], saved: Mapping[str, Any]) -> str:
-    """Return the last sentence of the error for weights that do not fit. The sentence names the hyperparameters with
-    which ``cls`` was constructed.
+    """Return the last sentence of the error for weights that do not fit. It names the hyperparameters with which
+    ``cls`` was constructed.
     """
     parameters = list(_parameters_of(cls)[0])
     if not parameters:
@@ -333,7 +332,7 @@ def _restore_module(
     name = type(module).__name__
     chosen = next((each for each in type(module).__mro__ if "strict_loading" in vars(each)), TrainableModule)
     sets = chosen is not TrainableModule or "strict_loading" in vars(module)
-    sets = sets and module.strict_loading is not None  # None: the caller decides
+    sets = sets and module.strict_loading is not None  # with None, the argument ``strict`` decides
     if strict is not None and sets and strict != module.strict_loading:
         raise ConfigurationError(
             f"load_from_checkpoint(strict={strict!r}) contradicts {name}.strict_loading, which is "
@@ -461,11 +460,7 @@ def _read_hparams(file: str | Path) -> dict[str, Any]:
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
-    if importlib.util.find_spec("yaml") is None:
-        raise MissingPackageError(
-            f"hparams_file={str(path)!r} needs the package PyYAML, which is not installed. Run: pip install pyyaml."
-        )
-
+    check_installed(f"hparams_file={str(path)!r}", "yaml", install="pyyaml")
     try:
         loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:

@@ -14,8 +14,8 @@ from drivetrain.errors import ConfigurationError, WrongTypeError, described, is_
 class WeightedLoss(NamedTuple):
     """A mean loss and its weight (the number of samples or tokens), for accumulated batches of unequal sizes.
 
-    With weights, accumulated batches have the gradient of one large batch. This gradient is the weighted mean over the
-    batches: the sum of ``weight * gradient``, divided by the sum of the weights.
+    With weights, accumulated batches have the gradient of one large batch. It is the sum of ``weight * gradient`` over
+    the batches, divided by the sum of the weights.
 
     Attributes:
         loss: the mean over ``weight`` samples or tokens, as a tensor with one element and a graph. The loss must be
@@ -36,8 +36,8 @@ def loss_of(output: Any, keeps_zero: bool = False) -> tuple[Tensor | None, float
 
     Args:
         output: the result of ``training_step``.
-        keeps_zero: if the weight is 0, return the loss, and not ``None``, because other ranks wait for this rank's
-            gradients.
+        keeps_zero: if the weight is 0, return the loss in place of ``None``. The backward pass then runs, as it must if
+            other ranks wait for this rank's gradients.
 
     Raises:
         ConfigurationError: the result is not a loss, a mapping with a loss under "loss", or ``None``.

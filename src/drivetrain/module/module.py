@@ -79,7 +79,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
         new: Any = super().__new__
         module: Self = new(cls) if new is object.__new__ else new(cls, *args, **kwargs)
         registries = _NotYet(cls.__name__)
-        for name in STORES:  # torch replaces these attributes
+        for name in STORES:  # ``nn.Module.__init__`` replaces these attributes
             module.__dict__[name] = registries
         return module
 
@@ -92,7 +92,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
     if not TYPE_CHECKING:  # type checkers use torch's annotations
 
         def __getattr__(self, name):
-            own = self.__dict__  # as in torch's method, without the cost of a call
+            own = self.__dict__  # the same look-up as in ``nn.Module.__getattr__``, without the cost of calling it
             try:
                 if name in (found := own[PARAMETERS]):
                     return found[name]
@@ -132,13 +132,12 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
     _toggles: list[_Toggle]
 
     def configure_callbacks(self) -> list[Callback] | Callback:
-        """Return callbacks for every run of this module; each replaces the Trainer's callbacks of the same class."""
+        """Return callbacks for every run of this module. Each replaces the Trainer's callbacks of the same class."""
         return []
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load a state dict, as ``nn.Module`` does. The state dict may be that of a compiled or an uncompiled module.
-
-        ``torch.compile`` adds ``_orig_mod.`` to the names of parameters; checkpoints contain the names without it.
+        """Load a state dict, as ``nn.Module`` does. The state dict may come from a compiled or an uncompiled module.
+        ``torch.compile`` adds ``_orig_mod.`` to the names of parameters. This method removes or adds it as needed.
 
         Raises:
             CheckpointMismatchError: ``state_dict`` is a complete checkpoint. Pass the checkpoint's entry "state_dict".
@@ -175,8 +174,8 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
         Args:
             name: the name of the value. If ``on_step`` and ``on_epoch`` are both True, the step's value is logged as
                 ``name_step``, and the epoch's value as ``name_epoch``.
-            value: a number, a tensor with one element, or a metric object. Also a flat dictionary of these: the items
-                are logged as ``name/key``.
+            value: a number, a tensor with one element, or a metric object. A flat dictionary of such values is also
+                valid. Its items are logged as ``name/key``.
             prog_bar: whether the progress bar shows the value.
             logger: whether the loggers get the value; ``None``: True.
             on_step: whether to log the value of each step; ``None``: True in ``training_step`` and in the hooks of a
@@ -273,8 +272,8 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
 
     @property
     def trainer(self) -> Trainer:
-        """The Trainer that runs this module. If an Engine has set up this module: an object with the attributes that a
-        Trainer and an Engine both have.
+        """The Trainer that runs this module. If an Engine has set up this module, this is an object with the attributes
+        that Trainer and Engine share.
 
         Raises:
             RuntimeError: the module is not attached to a Trainer or an Engine.
@@ -293,7 +292,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
     @trainer.setter
     def trainer(self, trainer: Trainer | None) -> None:
         for module in self.modules():
-            if isinstance(module, LightningModule):  # inner LightningModules log into the run
+            if isinstance(module, LightningModule):  # LightningModules inside this module log to the same run
                 module.__dict__["_trainer"] = trainer
                 module.__dict__["_book"] = None if trainer is None or trainer.settings.barebones else trainer.logbook
 
@@ -326,7 +325,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
         return None if self._driver is None else self._driver.strategy.device_mesh
 
     def attach_engine(self, engine: Any, optimizers: Sequence[Any]) -> None:
-        """Connect this module's logging, backward pass and optimizers to an Engine; called by the Engine.
+        """Connect this module's logging, backward pass and optimizers to an Engine. The Engine calls this method.
 
         Args:
             engine: the Engine that has set up this module.
@@ -403,7 +402,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
         toggles = self._toggles
         found = {parameter: parameter.requires_grad for parameter in everyones}
         if toggles and toggles[-1].found == found:
-            # share the dictionary, so that a program that never untoggles does not fill the memory
+            # reuse the dictionary, so that a program that never untoggles does not fill the memory
             found = toggles[-1].found
         before = {**found, **{p: required for toggle in reversed(toggles) for p, required in toggle.found.items()}}
         toggles.append(_Toggle(unwrapped(optimizer), found))
@@ -411,8 +410,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
             parameter.requires_grad = before[parameter] and parameter in chosen
 
     def untoggle_optimizer(self, optimizer: Any) -> None:
-        """Undo the last call of :meth:`toggle_optimizer` for this optimizer, and all later calls of
-        :meth:`toggle_optimizer`.
+        """Undo the last :meth:`toggle_optimizer` of this optimizer, and all later ones.
 
         Every parameter gets back its ``requires_grad`` from before these calls. If ``optimizer`` was not toggled or is
         ``None``, all calls are undone.

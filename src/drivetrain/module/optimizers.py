@@ -38,7 +38,7 @@ class LightningOptimizer(OptimizerHandle):
 
     ``step`` first unscales gradients if the precision scales them. Then ``step`` calls ``on_before_optimizer_step``,
     and clips if the Trainer is configured to clip. After the optimizer's step, ``step`` increases ``global_step``.
-    Outside training, ``step`` is the optimizer's method.
+    Outside training, ``step`` only calls the optimizer's own ``step``.
     """
 
     _OWN = OptimizerHandle._OWN | {"_module"}
@@ -51,7 +51,8 @@ class LightningOptimizer(OptimizerHandle):
         """Context in which only this optimizer's parameters require gradients.
 
         Args:
-            sync_grad: whether gradients that are computed in this context are averaged over the processes.
+            sync_grad: accepted for compatibility and ignored: every backward pass averages the gradients over the
+                processes.
         """
         return self._module.toggled_optimizer(self)
 

@@ -30,9 +30,7 @@ class TrainableModule(DataHooks, ModelHooks, nn.Module):
 
     @property
     def fabric(self) -> Any:
-        """The Engine that has set up this module; ``None`` without an Engine, for example if a Trainer runs the
-        module.
-        """
+        """The Engine that has set up this module; ``None`` if there is none, for example in a Trainer's run."""
         return self.__dict__.get("_engine")
 
     @property
@@ -70,10 +68,10 @@ class TrainableModule(DataHooks, ModelHooks, nn.Module):
         """Return the optimizers and schedulers. The parameters are already on the device.
 
         Returns:
-            An optimizer; a list of optimizers; ``([optimizers], [schedulers])``; a dictionary with the key "optimizer"
-            and optionally "lr_scheduler" (a scheduler, or a dictionary with the fields of
-            :class:`~drivetrain.module.optimizers.LRSchedulerConfig`) and "monitor"; one such dictionary for each
-            optimizer; or ``None`` to train without an optimizer.
+            An optimizer, a list of optimizers, ``([optimizers], [schedulers])``, a dictionary with the key "optimizer",
+            a list of such dictionaries, or ``None`` to train without an optimizer. The dictionary can also have the
+            keys "lr_scheduler" and "monitor". The value of "lr_scheduler" is a scheduler, or a dictionary with the
+            fields of :class:`~drivetrain.module.optimizers.LRSchedulerConfig`.
         """
         raise NotImplementedError
 
@@ -85,7 +83,9 @@ class TrainableModule(DataHooks, ModelHooks, nn.Module):
     # ---- what the loop calls and the user may override -----------------------------------------------------------
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
-        """Clear the gradients; called after ``training_step`` of the first batch of an optimizer step."""
+        """Clear the gradients. The loop calls this method after ``training_step`` of the first batch of an optimizer
+        step.
+        """
         optimizer.zero_grad()
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:

@@ -21,8 +21,8 @@ def save_after_exception(trainer: Any, path: str, weights_only: bool = False) ->
     would block the other ranks in the collective.
 
     Each rank writes its part of the checkpoint to a file beside ``path``. The name of this file depends on the rank's
-    position in the fit. The first rank that finds the files of all other ranks writes ``path``; before this, the
-    previous checkpoint stays at ``path``.
+    position in the fit. The first rank that finds the files of all other ranks writes ``path``. Until then, the
+    previous checkpoint stays there.
 
     Args:
         trainer: the Trainer of the fit.
@@ -50,13 +50,13 @@ def save_after_exception(trainer: Any, path: str, weights_only: bool = False) ->
             "The last rank completes it; if one of them is dead, the newest complete checkpoint stays."
         )
     if strategy.global_rank != 0 and (what == "shards" or not weights_only):
-        any_rank_info(f"Saved {path}, {how}.")  # for rank 0, a callback logs the returned sentence
+        any_rank_info(f"Saved {path}, {how}.")  # on rank 0, the callback that saves logs the returned sentence
     return f"Saved {path}, {how}."
 
 
 def _save_replica(trainer: Any, path: str, weights_only: bool) -> str:
-    """Save the checkpoint ``path`` as a file; each other rank writes its part to a file beside ``path``. Return "" if
-    no file is missing; otherwise the name of a missing file.
+    """Save the checkpoint ``path`` as a file. Each rank except rank 0 writes its own part to a file beside ``path``.
+    Return the name of a missing file, or "" if no file is missing.
     """
     strategy, store = trainer.strategy, trainer.strategy.checkpoint_io
     state = dump(trainer, weights_only)
@@ -92,7 +92,7 @@ def _parts(strategy: Strategy, path: str, save_id: str) -> list[str]:
 
 
 def _save_shards(trainer: Any, path: str, weights_only: bool) -> str:
-    """Save the checkpoint ``path`` as a folder with each rank's shards; return the name of a missing file, or ""."""
+    """Save the checkpoint ``path`` as a folder with each rank's shards. Return the name of a missing file, or ""."""
     strategy, store = trainer.strategy, trainer.strategy.checkpoint_io
     state = dump(trainer, weights_only)
     save_id = _place_of(trainer, state)
@@ -109,7 +109,7 @@ def _save_shards(trainer: Any, path: str, weights_only: bool) -> str:
 
 
 def _place_of(trainer: Any, state: dict[str, Any]) -> str:
-    """Return eight digits that are equal on all ranks at the same position of this fit.
+    """Return a text of eight digits that is equal on all ranks if they are at the same position of this fit.
 
     If the run compares the ranks' states, the digits also depend on the state. Ranks with different states then cannot
     complete a checkpoint together.

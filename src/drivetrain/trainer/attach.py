@@ -105,7 +105,8 @@ def ordered(callbacks: Iterable[Callback]) -> list[Callback]:
     """Sort the callbacks: tuners first, then other callbacks in the given order, checkpoint callbacks last.
 
     Raises:
-        ConfigurationError: a callback occurs twice, or two callbacks have an equal ``state_key`` for their states.
+        ConfigurationError: a callback occurs twice, or two callbacks would save their states under the same
+            ``state_key``.
     """
     found = sorted(callbacks, key=lambda callback: _POSITIONS[callback.position])
     stateful: dict[str, Callback] = {}
@@ -126,8 +127,8 @@ def ordered(callbacks: Iterable[Callback]) -> list[Callback]:
 
 
 def with_module_callbacks(callbacks: Sequence[Callback], module: LightningModule) -> list[Callback]:
-    """Add the callbacks that the module configures to ``callbacks``. If a callback in ``callbacks`` has the class of
-    one of the module's callbacks, only the module's callback is kept.
+    """Return ``callbacks`` and the callbacks from ``module.configure_callbacks()``. If a callback in ``callbacks`` has
+    the class of one of the module's callbacks, only the module's callback is kept.
     """
     own = _checked_callbacks(
         module.configure_callbacks() or [], f"{type(module).__name__}.configure_callbacks returned"
@@ -176,7 +177,7 @@ def profiler_of(settings: Settings) -> Any:
 
 
 def check_passed(model: Any, fn: TrainerFn, passed: Mapping[str, Any], datamodule: Any) -> None:
-    """Check the types of an entry point's arguments.
+    """Check the types of the arguments of ``fit``, ``validate``, ``test`` or ``predict``.
 
     Raises:
         ConfigurationError: an argument has a wrong type, or loaders and a datamodule were both passed.
@@ -220,7 +221,8 @@ def _is_data(thing: Any) -> bool:
 
 
 def check_module(module: LightningModule, fn: TrainerFn, settings: Settings, strategy: Strategy) -> None:
-    """Check that ``module`` has the methods that ``fn`` needs; called before a run creates anything.
+    """Check that ``module`` has the methods that ``fn`` needs. The Trainer calls this function before it creates
+    anything.
 
     Raises:
         ConfigurationError: the module lacks a step or its optimizers, or a step cannot be called. Also raised if the
@@ -258,19 +260,19 @@ def check_former_hooks(module: LightningModule, strategy: Strategy) -> None:
 
     Raises:
         HookError: the module defines a hook that is no longer called.
-        ConfigurationError: the module defines a hook that only a strategy that splits batches calls.
+        ConfigurationError: the module defines a hook that is called only with a strategy that splits batches.
     """
 
 
 @supplied
 def former_hooks(of_callbacks: bool) -> Mapping[str, str]:
-    """Return, for each hook that is no longer called, what to write instead."""
+    """For each hook that is no longer called, return what to write instead."""
     return {}
 
 
 def _check_step(name: str, method: str, step: Any, further: Container[str]) -> None:
-    """Check that ``step`` accepts the loop's arguments. All further required parameters of ``step`` must be in
-    ``further``.
+    """Check that ``step`` accepts the loop's arguments. ``further`` contains the names of other arguments that the loop
+    passes.
     """
     index = "" if method == "training_step" else ", dataloader_idx=0"
     cure = f"Write def {method}(self, batch, batch_idx{index})."
@@ -299,7 +301,7 @@ def check_hooks(parties: Iterable[Any], called: frozenset[str] = frozenset()) ->
     """Check overrides of hooks in module, datamodule and callbacks. Warn of methods whose names resemble the name of a
     hook.
 
-    ``called`` lists the additional methods of callbacks that the strategy calls.
+    ``called`` contains the names of further methods of callbacks that the strategy calls.
 
     Raises:
         ConfigurationError: a hook is not a method, or does not accept its arguments.
@@ -314,7 +316,8 @@ def check_hooks(parties: Iterable[Any], called: frozenset[str] = frozenset()) ->
         if base is LightningModule:
             hooks -= set(dir(torch.nn.Module))
         for hook in sorted(hooks):
-            own = getattr(type(party), hook)  # the read of an object's property could raise an error here
+            # read from the class, because reading a property of the object could raise an error
+            own = getattr(type(party), hook)
             if _CALLED_BY_THE_LOOPS.fullmatch(hook) and (isinstance(own, property) or overrides(party, hook, base)):
                 _check_hook(name, hook, own if isinstance(own, property) else getattr(party, hook), getattr(base, hook))
         if base is Callback:
@@ -326,9 +329,7 @@ def check_hooks(parties: Iterable[Any], called: frozenset[str] = frozenset()) ->
 
 
 def _uncalled(party: Any, base: type, hooks: set[str], called: frozenset[str]) -> Iterator[tuple[str, str]]:
-    """For each method of ``party`` that looks like a hook but is never called, yield the method's name and the end of a
-    warning.
-    """
+    """Yield each method of ``party`` that looks like a hook but is never called: its name, and the end of a warning."""
     former = former_hooks(of_callbacks=False)
     gone_from = former_hooks(of_callbacks=True) if base is Callback else {}
     told = {*former, *gone_from}
@@ -383,7 +384,8 @@ def log_hyperparameters(trainer: Trainer) -> None:
     for party in (trainer.datamodule, trainer.lightning_module):
         if party is None or not party._log_hyperparams or not trainer.settings.enable_autolog_hparams:
             continue
-        # "_class_path", which the command line adds, is left out. load_from_checkpoint needs "_instantiator".
+        # The command line adds "_class_path", which is left out here, and "_instantiator", which load_from_checkpoint
+        # needs.
         own = {name: value for name, value in party.hparams_initial.items() if name != "_class_path"}
         for name in set(own) & set(params):
             if not _same(own[name], params[name]):
@@ -393,7 +395,7 @@ def log_hyperparameters(trainer: Trainer) -> None:
                 )
         params.update(own)
 
-    if params:  # plain data, because a configuration raises for missing values
+    if params:  # plain data, because an OmegaConf configuration raises an error for a missing value
         telling.tell(trainer, "log_hyperparams", configs.without_configs(params), begins=True)
     telling.tell(trainer, "log_graph", trainer.lightning_module, begins=True)
     telling.tell(trainer, "save", begins=True)

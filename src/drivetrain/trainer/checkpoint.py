@@ -59,7 +59,7 @@ def _resumes_always() -> bool:
 
 
 def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, fitting: bool) -> str | None:
-    """Return the file for the argument ``ckpt_path``; called before a run creates anything.
+    """Return the file for the argument ``ckpt_path``. The Trainer calls this function before it creates anything.
 
     Args:
         trainer: the Trainer; its callbacks know the files for "best" and "last".
@@ -67,8 +67,8 @@ def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, fitting: bool) 
             ``hpc_ckpt_<n>.ckpt`` in ``default_root_dir`` with the highest number; ``None``: no checkpoint. There are
             two exceptions for a fit with ``None``. In a requeued job, the fit resumes from the "hpc" file of this job.
             With the environment variable ``DRIVETRAIN_RESUME=auto``, ``None`` means "last".
-        fitting: whether the entry point is ``fit``. If there is no file for "last", a fit starts from the beginning;
-            any other entry point raises.
+        fitting: whether ``trainer.fit`` was called. If there is no file for "last", a fit starts from the beginning.
+            The other methods raise.
 
     Raises:
         CheckpointError: the file does not exist.
@@ -140,8 +140,8 @@ def dump(trainer: Trainer, weights_only: bool = False, allow_pickle: bool = Fals
             with ``weights_only=False``. The setting ``parity.current().pickle`` also keeps every object unchanged.
 
     Raises:
-        CheckpointError: a callback, the datamodule or ``on_save_checkpoint`` has added a value that cannot be stored;
-            or the set-up of the fit is not complete.
+        CheckpointError: a callback, the datamodule or ``on_save_checkpoint`` has added a value that cannot be stored.
+            Also raised if the fit is not completely set up.
     """
     if not weights_only:
         _check_set_up(trainer)
@@ -222,7 +222,7 @@ def _check_set_up(trainer: Trainer) -> None:
 
 def _loop_state(trainer: Trainer, checkpoint: dict[str, Any]) -> dict[str, Any]:
     """Return the state of the loop. After an exception, return the state before the first batch of the interrupted
-    optimizer step, and set the counters and buffers in ``checkpoint`` back to this state.
+    optimizer step. Also reset the counters and buffers in ``checkpoint`` to this state.
     """
     run = trainer.current_run
     if run is None and (ranks := trainer.ranks_of_job):  # the last job's processes have returned their states
@@ -244,7 +244,7 @@ def check_storable(trainer: Trainer, weights_only: bool = False) -> None:
     """Check, before any save, that a checkpoint can store the states of callbacks and datamodule, and the
     hyperparameters.
 
-    Nothing is written. Warnings about hyperparameters are shown only here, and not again when a checkpoint is saved.
+    Nothing is written. This function warns about hyperparameters; later saves do not repeat these warnings.
 
     Args:
         trainer: a Trainer that has a module.
@@ -286,27 +286,11 @@ def check_at_start(trainer: Trainer) -> None:
 
 
 def _state_now(owner: Any) -> Any:
-    """Return the state of ``owner``; ``None`` if ``state_dict`` raises an exception, because this method need not work
-    before training.
-    """
+    """Return ``owner.state_dict()``; ``None`` if it raises, because it need not work before training."""
     try:
         return owner.state_dict()
     except Exception:
         return None
-
-
-def decode_checkpoint(checkpoint: Any) -> dict[str, Any]:
-    """Decode a checkpoint that a store has read: undo the encoding of values by :func:`dump`. Hyperparameters stay
-    encoded, because runs do not use them.
-
-    Raises:
-        CheckpointError: the data is not a checkpoint, is damaged, or was written by a newer version.
-    """
-    if not isinstance(checkpoint, Mapping):
-        raise CheckpointError(
-            f"The checkpoint is a {type(checkpoint).__name__} and no dictionary. Use one that a Trainer wrote."
-        )
-    return loading.decode_parts(checkpoint, quiet=loading.HYPERPARAMETERS)
 
 
 def _as_plain_data(trainer: Trainer, checkpoint: dict[str, Any]) -> dict[str, Any]:
@@ -331,12 +315,16 @@ def load(trainer: Trainer, path: str, weights_only: bool | None) -> dict[str, An
     """Return the checkpoint at ``path``, converted to this version's layout and decoded."""
     resuming = trainer.progress.fn == "fit"
     with naming(path):
-        read = trainer.strategy.load_checkpoint(path, weights_only)
+        read: Any = trainer.strategy.load_checkpoint(path, weights_only)
+        if not isinstance(read, Mapping):
+            raise CheckpointError(
+                f"The checkpoint is a {type(read).__name__} and no dictionary. Use one that a Trainer wrote."
+            )
         with restoring("'loops'"):  # in earlier layouts, the entry can be ``None``
             expect({} if read.get("loops") is None else read["loops"], Mapping)
         with restoring("the layout"):
             read = in_our_layout(read, resuming)
-        checkpoint = decode_checkpoint(read)
+        checkpoint = loading.decode_parts(read)
         check_layout(checkpoint)
     return checkpoint
 
@@ -412,7 +400,7 @@ def restore_training(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
 
 
 def _restore_training(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
-    """Restore optimizers, schedulers, precision and progress; the training loop restores the other entries.
+    """Restore optimizers, schedulers, precision and progress. The training loop later restores the other entries.
 
     Raises:
         CheckpointError: the checkpoint was saved with ``weights_only``, has another number of optimizers, or was saved

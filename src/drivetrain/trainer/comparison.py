@@ -39,7 +39,7 @@ compared.
 
 
 def compare_start(trainer: Any, fn: TrainerFn, loaders: Loaders, resumes: bool) -> agreement.Agreement:
-    """Compare the ranks' arguments for this run; called before all other collectives of the run.
+    """Compare the ranks' arguments for this run. This comparison is the first collective of the run.
 
     Args:
         trainer: the Trainer, with its model and its datamodule.
@@ -71,7 +71,7 @@ def compare_start(trainer: Any, fn: TrainerFn, loaders: Loaders, resumes: bool) 
 
 
 def compare_made(strategy: Strategy, made: dict[str, str]) -> None:
-    """Compare the ranks' descriptions of what hooks can change or create: the model, or optimizers and schedulers.
+    """Compare the ranks' descriptions of a model that hooks can change, or of optimizers and schedulers.
 
     Raises:
         ConfigurationError: the descriptions differ; raised on all ranks.
@@ -89,9 +89,7 @@ def _settings(trainer: Any) -> dict[str, str]:
 
 
 def _callbacks(trainer: Any) -> dict[str, str]:
-    """Return, for each ``state_key``, the number of callbacks that every rank must have. The keys have the order of the
-    callbacks.
-    """
+    """Count the callbacks that every rank must have, by ``state_key``. The keys are in the order of the callbacks."""
     counts = Counter(f"callback {callback.state_key}" for callback in trainer.callbacks if callback.needs_every_rank)
     return {name: str(count) for name, count in counts.items()}
 

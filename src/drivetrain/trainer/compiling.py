@@ -45,7 +45,7 @@ def check(trainer: Any, model: Any, compiled_by: Any) -> Any:
     """
     own = _COMPILED.get(model)
     if own is not None and compiled_by is own.context:
-        compiled_by = None  # the context of an earlier run; each process creates its own context
+        compiled_by = None  # the context comes from an earlier run, and each process creates its own
     asked = trainer.settings.compile
     options = CompileOptions.of(asked)
     if options is None:
@@ -86,8 +86,8 @@ def _check_compiler(device: torch.device, options: CompileOptions, asked: Any) -
 
 
 def compile_whole(trainer: Any, job: Any) -> None:
-    """Compile the complete model in place, unless the settings ask for the compilation of layers alone. Called in each
-    process, before set-up.
+    """Compile the complete model in place, unless the settings select single layers. Called in each process, before
+    set-up.
     """
     options, context, model = CompileOptions.of(trainer.settings.compile), job.compiled_by, job.model
     # The class is loaded by name, because an import would be circular.
@@ -95,7 +95,7 @@ def compile_whole(trainer: Any, job: Any) -> None:
     if options is not None:
         _forget_others(model, options)
         if options.blocks is not None:
-            return  # too early for the layers, which configure_model can still create
+            return  # compile_blocks compiles layers later, because configure_model can still create them
         context = _context(model, options)
     compile_in_place(model, context)  # each process compiles its own copy of the model
     if context.fullgraph:
@@ -112,7 +112,8 @@ def compile_whole(trainer: Any, job: Any) -> None:
 
 
 def compile_blocks(trainer: Any) -> None:
-    """Compile the layers that ``Trainer(compile=...)`` selects; called after the model's set-up.
+    """Compile the layers that ``Trainer(compile=...)`` selects. The Trainer calls this function after the model's
+    set-up.
 
     Raises:
         ConfigurationError: the settings select no layer.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pickle
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -37,12 +37,12 @@ class Job:
     """One call of ``fit``, ``validate``, ``test`` or ``predict``.
 
     Attributes:
-        fn: the entry point.
+        fn: the method that was called.
         model: the user's module.
         passed: the caller's loaders, by stage.
         datamodule: the user's datamodule.
         ckpt_path: the checkpoint from which to begin.
-        weights_only: the argument ``weights_only`` of ``Trainer.fit``, for the read of the checkpoint.
+        weights_only: the argument ``weights_only`` of ``Trainer.fit``.
         compiled_by: the context of ``torch.compile``, if the program passed a compiled model; not pickled with the job.
         checked: whether the launching process has already checked the arguments.
     """
@@ -64,7 +64,8 @@ def resumed(trainer: Trainer, job: Job, error: BaseException) -> Job | None:
     All ranks must have raised ``error`` before this call.
     """
     path = getattr(error, "resume_from", None)
-    if path is None or not trainer.engine.launcher.is_external:  # started processes resume on their own
+    # if this process has only launched others, those resume the job themselves
+    if path is None or not trainer.engine.launcher.is_external:
         return None
     rank_zero_warn(f"{error} Training resumes from {path}.")
     return replace(job, ckpt_path=path)
@@ -76,19 +77,17 @@ class Outcome:
 
     The launching process restores these results, and can then save a checkpoint or call ``fit`` again.
 
-    The results contain weights, optimizers, schedulers, counters, metrics, the return value, the random state of rank
-    0, and the states of callbacks and datamodule. Attributes that user code sets on objects in the started processes
-    are not included.
+    Attributes that user code sets on objects in the started processes are not included.
 
     Attributes:
-        results: the return value of the entry point.
+        results: the return value of ``fit``, ``validate``, ``test`` or ``predict``.
         parameters: the module's parameters by name; ``optimizers`` refers to these tensors.
         buffers: all buffers, including non-persistent buffers.
         weights: the module's state dict.
         schedulers: the schedulers. A scheduler that cannot be pickled, for example because of a lambda, is replaced by
             a :class:`Remains`.
-        callbacks: the state of each callback that has one, by its key.
-        ranks: for a fit that ended inside an epoch, each rank's state, from which a fit can resume.
+        callbacks: the states of the callbacks, by ``state_key``.
+        ranks: each rank's state if the fit ended inside an epoch. A later fit can resume from these states.
         time_spent: rank 0's report on the time of the last fit.
     """
 
@@ -109,7 +108,7 @@ class Outcome:
 
     @classmethod
     def of(cls, trainer: Trainer, results: list[Any]) -> Outcome:
-        """Return the results of the run of ``trainer`` that has just ended; every rank must call this method."""
+        """Return the results of the run that ``trainer`` has just ended. Every rank must call this method."""
         ranks = rank_parts.of_ended_fit(trainer.current_run, trainer.strategy)
         strategy, module, book = trainer.strategy, trainer.lightning_module, trainer.logbook
         schedulers = strategy.lr_scheduler_configs
@@ -145,7 +144,10 @@ class Outcome:
     def restore_into(self, trainer: Trainer) -> None:
         """Restore the run's results into ``trainer``, the module, the datamodule and the callbacks."""
         module, strategy, book = trainer.lightning_module, trainer.strategy, trainer.logbook
-        with _one_thread():
+        with ExitStack() as threads:
+            # torch must not start threads here, because a fork of this process for the next run would lack them.
+            threads.callback(torch.set_num_threads, torch.get_num_threads())
+            torch.set_num_threads(1)
             strategy.precision_plugin.convert_module(module)
             if self._missing_in(module) and overrides(module, "configure_model", LightningModule):
                 module.configure_model()
@@ -192,8 +194,8 @@ class Outcome:
 
 
 def run_elsewhere(trainer: Trainer, job: Job, attach: Callable[[Job], Any]) -> list[Any]:
-    """Start processes that run ``job``. Restore the results of the job into ``trainer``, and return the entry point's
-    result.
+    """Start processes that run ``job``. Restore the job's results into ``trainer``, and return the result of ``fit``,
+    ``validate``, ``test`` or ``predict``.
 
     Args:
         trainer: the Trainer of this process.
@@ -250,14 +252,3 @@ def _travels(scheduler: Any) -> bool:
     except (pickle.PickleError, AttributeError, TypeError):
         return False
     return True
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Context in which torch starts no threads. Threads would not exist in a fork of this process for the next run."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

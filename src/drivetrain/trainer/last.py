@@ -33,11 +33,11 @@ from drivetrain.trainer.rank_parts import is_inside
 
 Trainer = Any  # an import would be circular
 
-# Arguments of the command line that do not belong to the configuration: the checkpoint to resume from, the length of
-# training, and the rank that a launcher passes.
+# Command-line arguments that may differ when a fit is resumed: the checkpoint, the length of training, and the rank
+# that a launcher passes.
 _FREE = re.compile(r"ckpt|checkpoint|resume|rank$|(^|\.)(max_|num_|n_)?(epochs|steps|time)$")
 _SUBCOMMANDS = ("fit", "validate", "test", "predict")
-_FETCHED = 8  # the maximum number of files to read, if files must be read completely
+_FETCHED = 8  # the maximum number of files to load, if a store can only load complete files
 
 finished_fits = 0
 """The number of fits that have finished in this process. This number distinguishes the folds of a cross-validation."""
@@ -93,13 +93,13 @@ def resolve_last(trainer: Trainer, fitting: bool, requeued: str | None = None) -
 
     Args:
         trainer: the Trainer, whose callbacks propose files.
-        fitting: whether a fit resumes; the other entry points need only the weights.
+        fitting: whether a fit resumes; ``validate``, ``test`` and ``predict`` need only the weights.
         requeued: the file that a requeued job has saved for this fit; ``None`` if there is none.
 
     Raises:
         CheckpointError: no file can be used, and at least one file is damaged, missing, or for another number of
             processes.
-        CheckpointNameError: there is no file, and the entry point needs a file.
+        CheckpointNameError: there is no file. A fit with a checkpoint callback starts from the beginning instead.
     """
     callbacks, store = trainer.checkpoint_callbacks, trainer.strategy.checkpoint_io
     found = _Found(trainer, fitting)
@@ -136,8 +136,8 @@ def resolve_last(trainer: Trainer, fitting: bool, requeued: str | None = None) -
 
 
 def newest_of_fit(trainer: Trainer) -> str | None:
-    """Return the newest usable checkpoint among the running fit's checkpoints and the checkpoint that the fit resumed
-    from; ``None`` if there is none. Every rank must call this function, and gets rank 0's result.
+    """Return the newest usable checkpoint of the running fit; ``None`` if there is none. The checkpoint from which the
+    fit resumed is included. Every rank must call this function, and gets rank 0's result.
     """
     store, found = trainer.strategy.checkpoint_io, _Found(trainer, fitting=True)
     store.wait()
@@ -198,8 +198,8 @@ class _Found:
         )
 
     def is_own(self, path: str, others: set[str]) -> bool:
-        """Whether this program with this configuration has saved ``path``. For an unreadable file, the answer is yes if
-        this program has saved another file in the folder, or if no file in the folder is readable.
+        """Whether this program with this configuration has saved ``path``. An unreadable file counts as this program's
+        if the program has saved another file in the folder, or if no file there is readable.
         """
         entry = self.entry(path)
         if entry is None:  # the file is unreadable, so the other files in the folder are examined
@@ -210,20 +210,20 @@ class _Found:
         saved_by = self._saved_by(entry)
         if saved_by == self._program:
             return True
-        # The hint leaves out files of the program's other fits, for example of other folds of a cross-validation.
+        # The hint does not name files of the program's other fits, for example of other folds of a cross-validation.
         if not saved_by or all(saved_by.get(key) == self._program.get(key) for key in ("name", "fit")):
             self.configured.append(path)
         return False
 
     def _saved_by(self, entry: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the entry ``program`` of a checkpoint; entries of earlier versions have no fit number, and get this
-        fit's number.
+        """Return the entry ``program`` of a checkpoint. Earlier versions stored no fit number, so this fit's number is
+        added.
         """
         saved_by = entry.get("program")
         return {"fit": self._program.get("fit"), **saved_by} if isinstance(saved_by, Mapping) else {}
 
     def entry(self, path: str) -> Mapping[str, Any] | None:
-        """Return a checkpoint's entries, if possible without a read of the tensors; ``None`` for an unreadable file."""
+        """Return a checkpoint's entries, without reading the tensors if possible; ``None`` for an unreadable file."""
         if path not in self._entries:
             self._entries[path] = None
             is_local = reads_files(self._store) and not files.is_remote(path)
@@ -231,12 +231,12 @@ class _Found:
             if is_local or self._fetched <= _FETCHED:
                 try:
                     self._entries[path] = entries(path) if is_local else self._store.load_checkpoint(path)
-                except Exception:  # a damaged file can raise any exception; can_be_used reports the reason
+                except Exception:  # a damaged file can raise any exception, which can_be_used reports
                     return None
         return self._entries[path]
 
     def can_be_used(self, path: str) -> bool:
-        """Whether a run can resume from ``path``; otherwise record the reason."""
+        """Return whether a run can resume from ``path``. If not, record the reason."""
         trainer, store = self._trainer, self._store
         if path.endswith(rank_files.UNFINISHED):
             lost = rank_files.missing(store, (self.entry(path) or {}).get("rank_files", ()), path)

@@ -170,8 +170,8 @@ def _set_up_model(trainer: Trainer, job: Job, vote: Vote, agreed: agreement.Agre
         job: the job of the run.
         vote: a function that returns a context for a phase of the set-up. At the end of the context, the ranks report
             failures to each other.
-        agreed: the result of the ranks' comparison: whether all ranks have equal loggers, and whether a hook of at
-            least one rank can change that rank's model.
+        agreed: the result of comparing the ranks: whether their loggers are equal, and whether hooks can change the
+            model of any rank.
 
     Returns:
         The checkpoint of the job; ``None`` without a checkpoint.
@@ -237,7 +237,7 @@ def _set_up_optimizers(trainer: Trainer, run: Run, vote: Vote) -> None:
     strategy.setup_precision_plugin()
     trainer.engine.bind_optimizers(strategy.optimizers, strategy.lr_scheduler_configs)
     run.wrap_optimizers()
-    make_step(run)  # the result is not used: the call only raises errors before training begins
+    make_step(run)  # this step is not used, but errors are raised here, before training begins
 
 
 def _prepares_data(trainer: Trainer, party: DataHooks) -> bool:
@@ -267,13 +267,13 @@ def save(trainer: Trainer, path: str | Path, weights_only: bool, storage_options
             # collectives below, until torch's timeout.
             strategy.world.barrier("trainer.save_checkpoint")
         state = checkpoint.dump(trainer, weights_only, allow_pickle)
-        # After a run, wait for the file here; during a run, the end of the run waits for the file.
+        # After a run, this call waits for the file. During a run, the end of the run waits for it.
         waits = trainer.progress.status is not TrainerStatus.RUNNING
         part = None if weights_only else rank_parts.own_part(state)
         rank_files.save(strategy, state, part, path, storage_options, waits=waits)
         strategy.barrier("save_checkpoint")
     if waits:
-        strategy.checkpoint_io.teardown()  # during a run, the end of the run calls teardown()
+        strategy.checkpoint_io.teardown()  # during a run, ``teardown`` is called later, at the end of the run
 
 
 def tear_down(trainer: Trainer, fn: TrainerFn) -> None:
@@ -299,7 +299,8 @@ def tear_down(trainer: Trainer, fn: TrainerFn) -> None:
 def abort(trainer: Trainer, error: BaseException) -> None:
     """Call the exception hooks for ``error``, and free the run's resources."""
     trainer.progress.end_run(interrupted=True)
-    if not trainer.engine.launcher.is_external:  # otherwise, the processes of the job have already called the hooks
+    # the processes that this one has launched have already called the hooks
+    if not trainer.engine.launcher.is_external:
         if trainer.loggers:
             _attempt(end_record, trainer, error)
         return

@@ -1,4 +1,4 @@
-"""The Trainer's arguments as properties: user code can change the limits during a run; all other arguments are
+"""The Trainer's arguments as properties. User code can change the limits during a run. All other arguments are
 read-only.
 """
 
@@ -21,7 +21,7 @@ def _limit(name: str, doc: str, read_as: Callable[[Any], Any] | None = None) -> 
     Args:
         name: the name of the property and of the Trainer's argument. A written value must be valid for this argument.
         doc: the property's docstring.
-        read_as: converts the field's value to the property's value; by default, the two values are equal.
+        read_as: a function that converts the field's value to the property's value; ``None``: the values are equal.
     """
     field, kept = ARGUMENTS[name]
 
@@ -113,10 +113,11 @@ class LimitsView:
 
     @property
     def val_check_batch(self) -> float | None:
-        """The number of training batches between validations; ``inf`` if the fit validates at the end of each epoch and
-        the length of an epoch is unknown.
+        """The number of training batches between validations. It is ``inf`` if the fit validates at the end of each
+        epoch and the length of an epoch is unknown.
 
-        ``None`` if ``val_check_interval`` is a duration, or is a fraction and the training loader does not exist yet.
+        It is ``None`` if ``val_check_interval`` is a duration, or if it is a fraction and the training loader does not
+        exist yet.
         """
         if self.limits.val_check_seconds is not None:
             return None
@@ -129,7 +130,7 @@ class LimitsView:
 
     @property
     def profiler(self) -> Any:
-        """The profiler; by default, an object with a profiler's methods, which measures nothing."""
+        """The profiler. Without a profiler, this is an object with the same methods that measures nothing."""
         if self._profiler is None:
             self._profiler = load("drivetrain.profilers:PassThroughProfiler")()
         return self._profiler

@@ -1,9 +1,10 @@
 """Resumes from a checkpoint that a different number of ranks has saved: gives each rank a part of the saved state.
 
-N ranks saved, and M ranks resume. Rank r restores the running means and metric objects of the saved ranks r, r + M, and
-so on. If N is at most r, rank r begins with empty means and metric objects. If the checkpoint was saved between two
-batches of one optimizer step, every rank gets the mean of the N ranks' gradients. The mean over the M ranks is then the
-mean over the N ranks. The position in the data counts the finished samples of all ranks.
+Suppose that N ranks have saved the checkpoint, and that M ranks resume. Rank r then restores the running means and
+metric objects of the saved ranks r, r + M, and so on. If there is no saved rank r, rank r begins with empty ones. If
+the checkpoint was saved between two batches of one optimizer step, every rank gets the mean of the N ranks' gradients.
+The mean over the M ranks is then the mean over the N ranks. The position in the data counts the finished samples of all
+ranks.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ def saved_by(checkpoint: Mapping[str, Any]) -> int:
 
 
 def read_by(checkpoint: Mapping[str, Any], rank: int, ranks: int) -> Iterable[int]:
-    """Return the saved ranks whose states rank ``rank`` of ``ranks`` reads. Each rank reads the states of all saved
-    ranks if the checkpoint was saved between two batches of one optimizer step and the number of ranks has changed.
+    """Return the saved ranks whose states rank ``rank`` of ``ranks`` reads. If the number of ranks has changed and the
+    checkpoint contains an unfinished optimizer step, each rank reads all states.
     """
     count = saved_by(checkpoint)
     if count == ranks:
@@ -47,8 +48,8 @@ def read_by(checkpoint: Mapping[str, Any], rank: int, ranks: int) -> Iterable[in
 
 
 def why_as_many(checkpoint: Mapping[str, Any], now: int) -> str:
-    """Return the reason why ``now`` ranks cannot resume inside an epoch from a checkpoint of another number of ranks;
-    "" if ``now`` ranks can resume.
+    """Return why ``now`` ranks cannot resume inside an epoch if another number of ranks has saved ``checkpoint``; "" if
+    they can resume.
     """
     restart = _common(checkpoint)
     data, ranks = restart.get("data"), saved_by(checkpoint)
@@ -120,7 +121,7 @@ def _of_rank(checkpoint: Mapping[str, Any], module: nn.Module, rank: int, ranks:
         own_data = found[0].get("data") if found else None
         restart["data"] = _position(common["data"], own_data)
         restart["logged"] = [state for each in found for state in each.get("logged", [])] or [
-            # With sync_dist, all ranks must flush equal names, so the value of "fresh" is kept.
+            # With sync_dist, all ranks must reduce the same names, so the value of "fresh" is kept.
             {
                 **state,
                 "total": None,
@@ -135,8 +136,8 @@ def _of_rank(checkpoint: Mapping[str, Any], module: nn.Module, rank: int, ranks:
         restart["metrics"], lost = _metrics([each.get("metrics", {}) for each in found], common["metrics"], module)
         _tell(common, count, ranks, lost)
     elif "sample_in_epoch" in ((common.get("data") or {}).get("loader") or ()):
-        # A loader with this entry stores the number of the next epoch. litData's loader has no such entry, and cannot
-        # load a state from the end of an epoch.
+        # A loader's state with this entry also has the number of the next epoch. litData's states have no such entry,
+        # and its loader cannot load a state from the end of an epoch.
         restart["data"] = _position(common["data"], None)
     if "window" in common:
         windows = [part["restart"] for part in parts if "window" in part.get("restart", {})]
@@ -147,9 +148,7 @@ def _of_rank(checkpoint: Mapping[str, Any], module: nn.Module, rank: int, ranks:
 
 
 def _position(data: Mapping[str, Any], own: Any) -> State:
-    """Return a rank's position in the data: rank 0's position, which all ranks share, with the rank's own entry
-    "rng".
-    """
+    """Return a rank's position in the data. It is rank 0's position, with the rank's own entry "rng"."""
     position = {key: value for key, value in data.items() if not key.startswith("workers")}
     if "loader" in position and samples_of_all_ranks(position) is None:
         position["loader"] = None  # only rank 0's loader can load this state
@@ -187,10 +186,10 @@ def _tell(common: Mapping[str, Any], count: int, ranks: int, lost: Sequence[str]
 
 
 def _window(parts: Sequence[Mapping[str, Any]], count: int, module: nn.Module, ranks: int) -> State:
-    """Return the state of the unfinished optimizer step for each of ``ranks`` ranks: counters and complete gradients.
+    """Return the state of an unfinished optimizer step, equal for all resuming ranks: counters and complete gradients.
 
-    If losses have weights, the gradients are the gradients of the weighted mean loss over all finished batches of all
-    ranks. The sum of the weights is divided equally among the new ranks.
+    If losses have weights, the gradients are those of the weighted mean loss over the finished batches of all ranks.
+    The sum of the weights is divided equally among the new ranks.
 
     Args:
         parts: the entry ``restart`` of each saved rank with gradients.
@@ -200,7 +199,8 @@ def _window(parts: Sequence[Mapping[str, Any]], count: int, module: nn.Module, r
     """
     window_of_first = parts[0]["window"]
     window = {**window_of_first, "exchanged": False}
-    exchanged = window_of_first.get("exchanged", False)  # gradients are means over all ranks, or shards of these means
+    # True: the saved gradients are already means over all ranks, or shards of these means
+    exchanged = window_of_first.get("exchanged", False)
     shares = [1 / count] * len(parts)
     if window["reference"] is not None:
         held = len(parts) if exchanged else 1
@@ -222,5 +222,6 @@ def _window(parts: Sequence[Mapping[str, Any]], count: int, module: nn.Module, r
                 continue
             [at] = of_length(1, part["shards"].get(name), f"['shards'][{name!r}]")
             region = tuple(slice(start, start + size) for start, size in zip(at, gradient.shape, strict=True))
-            sums[name][region] += gradient.to(sums[name]) * (share * count)  # no other rank has this shard
+            # only one rank has this shard, so it is added with the share of all ranks
+            sums[name][region] += gradient.to(sums[name]) * (share * count)
     return {"window": window, "gradients": {name: each.to(dtypes[name]) for name, each in sums.items()}}

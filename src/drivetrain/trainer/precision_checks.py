@@ -1,4 +1,4 @@
-"""Checks that a user's precision fits the module and the callbacks; imported only for a user's precision."""
+"""Checks that a user-defined precision fits the module and the callbacks. Imported only with such a precision."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def check_precision(precision: Precision, parties: Sequence[Any], fn: TrainerFn,
     Args:
         precision: the precision of the run.
         parties: the module, then the callbacks.
-        fn: the entry point.
+        fn: the Trainer's method that was called.
         settings: the Trainer's settings.
 
     Raises:

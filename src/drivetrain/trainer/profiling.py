@@ -22,10 +22,9 @@ def profiler_of(given: Any) -> Profiler:
     """
     if isinstance(given, str):
         try:
-            named: Profiler = load("drivetrain.profilers:ProfilerRegistry").get(given)
+            given = load("drivetrain.profilers:ProfilerRegistry").get(given)
         except UnknownNameError as error:
             raise ConfigurationError(f"Trainer(profiler={given!r}): {error}") from error
-        return named
     contract: type[Profiler] = load("drivetrain.profilers:Profiler")
     if not isinstance(given, contract):
         raise ConfigurationError(

@@ -42,7 +42,7 @@ with on_first_use:
     from drivetrain.trainer import telling
 
 
-# These functions return properties; the class body declares the properties' types.
+# These functions return properties, whose types the class body declares.
 
 
 def _is_running(stage: RunningStage, doc: str) -> Any:
@@ -66,7 +66,7 @@ def familiar_property(name: str) -> Any:
 
 
 class Familiar:
-    """A property whose code (:func:`familiar_property`) is imported at the first read or write."""
+    """A property whose getter and setter are imported at the first use; see :func:`familiar_property`."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -95,7 +95,7 @@ class TrainerView(LimitsView, RankFacts):
     _time_spent: TimeSpent | None = None
     _sampler: Sampler | None = None  # measures the running fit's time
     _launch: str = ""  # identifies the fit's processes in the record of a run
-    _saved_at_stop: Sequence[str] = ()  # the last fit's checkpoints after a request to end
+    _saved_at_stop: Sequence[str] = ()  # checkpoints that the last fit saved because it was asked to end
 
     fit_loop: Any = Familiar()
     validate_loop: Any = Familiar()
@@ -230,7 +230,7 @@ class TrainerView(LimitsView, RankFacts):
         self.loggers = [] if value is None else [value]
 
     def _log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Pass ``metrics`` to every logger. A metric called "step" is the x axis."""
+        """Pass ``metrics`` to every logger. If a metric is called "step", loggers get its value as the step."""
         given = dict(metrics)
         step = int(given.pop("step", step))
         if self.progress.stage is not RunningStage.SANITY_CHECKING and self.is_global_zero:
@@ -269,8 +269,8 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def goodput(self) -> float | None:
-        """The fraction (0 to 1) of all runs' wall time that was spent in training steps whose results were not lost;
-        ``None`` without a :class:`drivetrain.callbacks.GoodputMonitor`, or before this callback has recorded any time.
+        """The fraction (0 to 1) of the wall time of all runs that was spent in training steps whose results were kept.
+        ``None`` without a :class:`drivetrain.callbacks.GoodputMonitor`, or before it has recorded any time.
         """
         monitor = next(iter(self._callbacks_like("GoodputMonitor")), None)
         report = None if monitor is None else monitor.report(self)
@@ -279,7 +279,7 @@ class TrainerView(LimitsView, RankFacts):
     @property
     def time_spent(self) -> TimeSpent | None:
         """A report on the wall time of the running or last fit, with the reasons why the fit was slow. ``None`` before
-        the first fit, and with ``barebones=True``. Each rank reports its own time; rank 0 also compares the ranks. A
+        the first fit, and with ``barebones=True``. Each rank reports its own time. Rank 0 also compares the ranks. A
         strategy such as "ddp_fork" returns the report and :attr:`history` only if all started processes finish.
         """
         return self._time_spent if self._sampler is None else self._sampler.time_spent()
@@ -323,15 +323,15 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def progress_bar_metrics(self) -> dict[str, float]:
-        """The latest value of every name logged with ``prog_bar=True``, as floats. In the run's thread, a read of this
-        property waits for the device. In other threads, a read returns the values of the last flush.
+        """The latest value of every name logged with ``prog_bar=True``, as floats. In the run's thread, reading this
+        property waits for the device. Other threads get the values of the last flush.
         """
         return self.logbook.newest_bar_metrics()
 
     @property
     def current_epoch(self) -> int:
-        """Index of the running epoch; in ``on_train_start``, the next epoch; after ``fit``, the number of finished
-        epochs.
+        """The index of the running epoch. In ``on_train_start``, this is the next epoch; after ``fit``, the number of
+        finished epochs.
         """
         progress = self.progress
         return progress.epochs_done if progress.slot[0] == Phase.TRAIN_START else progress.current_epoch
@@ -379,7 +379,7 @@ class TrainerView(LimitsView, RankFacts):
     def num_training_batches(self) -> float:
         """The number of training batches in an epoch; ``inf`` if unknown, for example before the set-up of a fit.
 
-        During set-up, for example in ``configure_optimizers``, a read of this property creates the training loader, if
+        During set-up, for example in ``configure_optimizers``, reading this property creates the training loader if
         there is none yet. If the lengths of the ranks' loaders can differ, all ranks must read this property.
         """
         run, progress = self._run_parts, self.progress
@@ -402,7 +402,9 @@ class TrainerView(LimitsView, RankFacts):
         return [min(count, self.limits.sanity_batches) for count in self.num_val_batches]
 
     def num_eval_batches(self, stage: str) -> list[float]:
-        """Number of batches of each loader of "validate", "test" or "predict"; empty until the loaders are created."""
+        """Return the number of batches of each loader of "validate", "test" or "predict"; empty until the loaders
+        exist.
+        """
         if self._run_parts is None:
             return []
         return [source.num_batches for source in self._run_parts.loaders.made_evaluation.get(stage, [])]
@@ -425,14 +427,16 @@ class TrainerView(LimitsView, RankFacts):
         return "" if self._run_parts is None else self._run_parts.why_not_validated()
 
     validates_last = False
-    """Whether a validation at the end of an epoch runs after, and not before, the hooks for the epoch's end."""
+    """Whether a validation at the end of an epoch runs after ``on_train_epoch_end``. By default, it runs before this
+    hook.
+    """
 
     @property
     def judges_at_epoch_end(self) -> bool:
         """Whether callbacks check a monitored value at the end of a training epoch, and not after validation.
 
-        True if the fit does not validate, or validates at the end of each epoch: all metrics are then known at the end
-        of an epoch.
+        This is so if the fit does not validate, or validates at the end of each epoch. All metrics are then known at
+        that time.
         """
         interval = self.limits.val_check_interval
         # Only the float 1.0 means a complete epoch. The int 1 means a validation after each batch.
@@ -447,11 +451,11 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def estimated_stepping_batches(self) -> int | float:
-        """The number of optimizer steps of the complete fit; ``inf`` if epochs and steps are unlimited. ``inf`` also
-        before the first run, because the training loader is unknown.
+        """The number of optimizer steps of the complete fit; ``inf`` if epochs and steps are unlimited. It is also
+        ``inf`` before the first run, because the training loader is unknown.
 
-        A read of this property creates the training loader, if there is none yet. If the lengths of the ranks' loaders
-        can differ, all ranks must read this property. In an evaluation, this is the number for the last fit.
+        Reading this property creates the training loader if there is none yet. If the lengths of the ranks' loaders can
+        differ, all ranks must read this property. In an evaluation, this is the number for the last fit.
         """
         run = self._run_parts
         if run is None and self.limits.max_steps == ENDLESS != self.limits.max_epochs:

@@ -38,7 +38,7 @@ _SHARED = frozenset({"samples", "data_ranks", "divided_from", "exact", "settled"
 
 
 def of_ended_fit(run: Run | None, strategy: Strategy) -> list[State]:
-    """Return every rank's own state after a fit; every rank must call this function.
+    """Return every rank's own state after a fit. Every rank must call this function.
 
     Returns:
         One state for each rank. The list is empty if the fit has ended at the end of an epoch and
@@ -69,9 +69,8 @@ def read(trainer: Trainer, checkpoint: Mapping[str, Any], path: str, weights_onl
     """Return one state for each rank that saved the checkpoint. States that this rank does not need are empty. Every
     rank must call this function.
 
-    The run can continue without some of the files. If such a file is missing or damaged, the result contains rank 0's
-    state with this process's current random state instead. After a change of the number of ranks, the result contains
-    an empty state instead.
+    Some rank files are not needed to continue. If such a file is missing or damaged, its contents are replaced by rank
+    0's state with this process's random state. If the number of ranks has changed, they are replaced by an empty state.
 
     Args:
         trainer: the Trainer of the run that resumes.
@@ -80,7 +79,7 @@ def read(trainer: Trainer, checkpoint: Mapping[str, Any], path: str, weights_onl
         weights_only: the argument of ``Trainer.fit``.
 
     Raises:
-        CheckpointError: a rank's file is missing or damaged, and the run needs this file; raised on every rank.
+        CheckpointError: a rank's file is missing or damaged, and the run needs this file. Every rank raises this error.
     """
     strategy, listed = trainer.strategy, checkpoint["rank_files"]
     parts: list[State] = [{} for _ in range(rank_files.saved_by(listed))]
@@ -132,7 +131,7 @@ def _replaced(main: State) -> State:
     """Return a replacement for the contents of a lost rank file. The checkpoint must be from the end of an epoch."""
     restart = {key: value for key, value in main.get("restart", {}).items() if key != "val_loaders"}
     if _has_loader_state(restart.get("data")):
-        restart["data"] = None  # the lost rank's loader had another position
+        restart["data"] = None  # rank 0's position is not that of the lost rank's loader
     return {"rng": rng_state(), "restart": restart}
 
 

@@ -1,4 +1,4 @@
-"""Publishes a run's position for the launching process, and a failure of this rank for the other ranks."""
+"""Shows the launching process what the loops are doing, and reports an exception of this rank to the other ranks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def shown(
     several: bool,
     explain: Callable[[BaseException], Exception | None] = lambda error: None,
 ) -> Iterator[None]:
-    """Context in which the launching process can read the position of the loops. Exceptions inside the context are
+    """Context in which the launching process can see what the loops are doing. Exceptions inside the context are
     reported to this process and to the other ranks.
 
     If ``explain`` returns an exception, the returned exception is reported and raised in place of the original.
@@ -56,7 +56,7 @@ def shown(
         if several:
             cut_tracebacks()
         if explained is not None:
-            raise explained from None  # the original exception's text would hide the cure
+            raise explained from None  # the text of the original exception would distract from what to change
         raise
     else:
         progress.slot[PHASE] = Phase.NONE  # the run is over, but the program continues
@@ -64,7 +64,8 @@ def shown(
         shown_in = progress.slot
         if shown_in is not own:
             own[:] = shown_in[: len(own)]
-            if len(shown_in) > len(own):  # another process reads these numbers
+            # the longer array is shared with a watching process; 0 tells this process to stop watching
+            if len(shown_in) > len(own):
                 shown_in[STALL] = 0
             progress.show_in(own)
 

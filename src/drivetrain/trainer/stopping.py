@@ -1,5 +1,5 @@
-"""Saves the checkpoint of a fit after a request to end, finds checkpoints from the end of an epoch, and tells why a fit
-has ended.
+"""Saves a checkpoint when a fit is asked to end, finds checkpoints from the end of an epoch, and explains why a fit
+ended.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def _saves(trainer: Trainer) -> bool:
 
 
 def _save(trainer: Trainer, reason: str) -> None:
-    """Save the fit's state before the fit ends, and log why the fit ends. Save nothing if an exception ends the fit and
-    a callback saves after this exception, or if the Trainer saves no checkpoints. Every rank must call this function.
+    """Save the fit's state before the fit ends, and log why the fit ends. Save nothing if the Trainer saves no
+    checkpoints, or if a callback saves after the exception that ends the fit. Every rank must call this function.
 
     Args:
         trainer: the Trainer of the fit.
@@ -85,7 +85,7 @@ def end_of_epoch(trainer: Trainer, refused: str | None, weights: Any) -> str:
     Args:
         trainer: the Trainer of the fit that cannot resume from ``refused``.
         refused: a checkpoint from the middle of an epoch.
-        weights: the weights in ``refused``. The names of the found checkpoint's weights must be equal to these names.
+        weights: the weights in ``refused``. The found checkpoint must have weights of the same names.
     """
     store, folder = trainer.strategy.checkpoint_io, os.path.dirname(refused or "") or "."
     saved = {path for callback in trainer.checkpoint_callbacks for path in callback.resume_candidates(trainer)}

@@ -14,7 +14,9 @@ from drivetrain.settings import Settings
 
 @contextmanager
 def torch_switches(settings: Settings, training: bool) -> Iterator[None]:
-    """Context in which torch's switches have the values in ``settings``; the former values are restored afterwards."""
+    """Context in which torch's switches have the values in ``settings``. Afterwards, they have their former values
+    again.
+    """
     with ExitStack() as stack:
         if settings.deterministic is not None:
             _use_deterministic(settings.deterministic, stack)

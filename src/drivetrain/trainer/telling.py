@@ -1,5 +1,5 @@
-"""Calls the Trainer's loggers, converts loggers' errors to warnings, continues a checkpoint's logged runs, and prints
-results.
+"""Calls the Trainer's loggers, converts their errors to warnings, lets them continue the runs of a checkpoint, and
+prints results.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from drivetrain.errors import ConfigurationError
 
 
 def show(trainer: Any, stage: str, results: list[dict[str, float]]) -> None:
-    """Print the results of an evaluation on rank 0. If the program has assigned a loop object, this object prints the
-    results.
+    """Print the results of an evaluation on rank 0. If the program has assigned an object to ``validate_loop`` or
+    ``test_loop``, this object prints the results.
     """
     if (loop := trainer._own_loops.get(stage)) is not None:
         loop.show(results)
@@ -86,7 +86,7 @@ def tell_one(trainer: Any, logger: Any, method: str, *args: Any, begins: bool = 
 def states_of(trainer: Any) -> dict[str, Any]:
     """Let the loggers write their values, and return the loggers' states for a checkpoint, by class and index.
 
-    Without this write, the values could be lost: a resumed run does not log values from before the checkpoint again.
+    The loggers write first, because a resumed run does not log the values from before the checkpoint again.
     """
     if trainer.is_global_zero:
         tell(trainer, "save")
@@ -105,8 +105,8 @@ def _keyed(trainer: Any) -> list[tuple[str, Any]]:
 def continue_numbered_runs(trainer: Any, checkpoint: Mapping[str, Any] | None, path: str) -> None:
     """Let loggers that number their runs continue the runs of the checkpoint at ``path``.
 
-    This file is the program's newest checkpoint. The argument ``checkpoint`` contains the file's entries; ``None`` if
-    the entries cannot be read yet.
+    ``path`` is the program's newest checkpoint, and ``checkpoint`` contains its entries; ``None`` if they cannot be
+    read yet.
     """
     states = {} if checkpoint is None else checkpoint.get("loggers", {})
     for key, logger in _keyed(trainer):
@@ -188,7 +188,7 @@ def results_html(stage: str, results: list[dict[str, float]]) -> str:
 
 
 def _columns(results: list[dict[str, float]]) -> tuple[list[dict[str, str]], list[str]]:
-    """Return the metrics of each loader as texts, and the names of all metrics."""
+    """Return the metrics of each loader, as strings, and the names of all metrics."""
     columns = [
         {name.removesuffix(f"/dataloader_idx_{index}"): number_text(value) for name, value in result.items()}
         for index, result in enumerate(results)

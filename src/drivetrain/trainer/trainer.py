@@ -87,8 +87,8 @@ def _completed(init: Callable[P, None]) -> Callable[P, None]:
 
 @supplied
 def translated(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the Trainer's arguments. If an object has a method ``as_settings()``, the arguments that this method
-    returns replace the object.
+    """Return the Trainer's arguments. If an argument has a method ``as_settings()``, it is replaced by the arguments
+    that this method returns.
     """
     return dict(arguments)
 
@@ -184,7 +184,9 @@ class Trainer(TrainerView):
         self.engine.launcher.stop_timeout_s = self.settings.stop_timeout_s
         self.logbook = Logbook(torch.float64 if self.accelerator.supports_float64 else torch.float32)
         self._failed_loggers, self.ranks_of_job = list[Any](), list[dict[str, Any]]()  # see Outcome.ranks
-        self._program: dict[str, str] = {}  # digests of the newest fit; __setattr__ needs this attribute to be set last
+        # digests of the newest fit's program. This attribute is set last, because ``__setattr__`` then begins to warn
+        # of unknown names.
+        self._program: dict[str, str] = {}
 
     # ---- entry points --------------------------------------------------------------------------------------------
 
@@ -351,7 +353,9 @@ class Trainer(TrainerView):
         return results
 
     def _passed_or_set(self, fn: TrainerFn, ckpt_path: str | Path | None) -> str | Path | None:
-        """Return ``ckpt_path``; for ``None``, the value that user code has assigned to ``trainer.ckpt_path``."""
+        """Return ``ckpt_path``. If it is ``None``, return the value that user code has assigned to
+        ``trainer.ckpt_path``.
+        """
         if ckpt_path is not None and self._set_ckpt_path is not None:
             rank_zero_warn(
                 f"trainer.{fn.value} was passed ckpt_path={str(ckpt_path)!r}, and trainer.ckpt_path was set to "
@@ -395,7 +399,7 @@ class Trainer(TrainerView):
         attach.check_hooks([model, datamodule, *self.callbacks], self.strategy.facts.earlier.hooks)
         if fn is TrainerFn.FITTING:
             overlooked.warn_of_the_overlooked(model, self.settings)
-            if ckpt_path is None:  # a checkpoint would replace these states
+            if ckpt_path is None:  # with a checkpoint, the callbacks' states would be replaced
                 overlooked.warn_of_used_callbacks(self, model, Callback)
                 overlooked.tell_of_used_trainer(self, model)
         if not is_own_class(type(precision := self.strategy.precision_plugin)):
@@ -420,7 +424,8 @@ class Trainer(TrainerView):
 
         results: list[Any] = []
         again: jobs.Job | None = None
-        with stop.sigterm_raises(self.engine.launcher.is_external):  # SIGTERM also raises inside the except clauses
+        # a SIGTERM must also raise inside the ``except`` clauses
+        with stop.sigterm_raises(self.engine.launcher.is_external):
             try:
                 if not self.engine.launcher.is_external:
                     results = jobs.run_elsewhere(self, job, functools.partial(life.connect, self))
@@ -464,7 +469,7 @@ class Trainer(TrainerView):
             return object.__getattribute__(self, name)  # raises the usual AttributeError
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # After the constructor, a new attribute is possibly a misspelt name. The loops set no new attributes.
+        # If a new attribute is set after the constructor, its name may be misspelt.
         own = self.__dict__
         if name not in own and "_program" in own and not hasattr(type(self), name):
             overlooked.warn_of_attribute(

@@ -20,7 +20,7 @@ PREPARE_DATA = "prepare_data"
 
 # the first and the longest pause between two checks of the store, in seconds
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.001, 0.25
-_PATIENCE_S = 5.0  # after this time, the ranks wait in a collective
+_PATIENCE_S = 5.0  # after this time, the ranks stop polling, and wait in a collective
 _ALL = "all ranks have come through"
 
 Vote = Callable[[str], AbstractContextManager[None]]
@@ -30,9 +30,9 @@ def votes_of(trainer: Any) -> Vote:
     """Return a function that creates the context for one phase of the set-up. At the context's end, the ranks wait for
     each other.
 
-    The ranks poll the job's store (torch's key-value store); the process group stays usable after a failure. The phase
-    ``PREPARE_DATA`` has no time limit, because one rank can download data for the other ranks. With one process, or
-    without a store, the context does nothing.
+    They poll the job's store (torch's key-value store), so that the process group stays usable after a failure. The
+    phase ``PREPARE_DATA`` has no time limit, because one rank can download data for the other ranks. With one process,
+    or without a store, the context does nothing.
 
     The context raises a PeerError if another rank has failed in the phase. The message contains the failed rank, the
     line of code and the exception.
@@ -50,10 +50,10 @@ def _voting(store: Any, world: Group, key: str, phase: str, progress: Progress) 
     try:
         yield
     except BaseException as error:
-        # A rank that was asked to end has not failed: the launching process also asks the other ranks to end.
+        # A rank that was asked to end has not failed. The launching process also asks the other ranks to end.
         if not isinstance(error, (PeerError, SIGTERMException, KeyboardInterrupt)):
             text = summary(error, progress, phase)
-            # the store ignores this text if the result is already set
+            # the store keeps the first text that a rank sets
             failing.use_store(lambda: store.compare_set(result, "", text))
         raise
     if store.add(count, 1) == world.size:

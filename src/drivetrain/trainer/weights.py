@@ -17,7 +17,7 @@ trains.
 
 
 def of(trainer: Any) -> dict[str, Any]:
-    """Return the weights of the Trainer's run for a checkpoint; every rank must call this function."""
+    """Return the weights of the Trainer's run for a checkpoint. Every rank must call this function."""
     checkpoint: dict[str, Any] = {"state_dict": trainer.strategy.lightning_module_state_dict()}
     if trainer.settings.save_trainable_only:
         state, optimizers = checkpoint["state_dict"], trainer.strategy.optimizers
@@ -85,7 +85,7 @@ def restore_outside_of_fit(trainer: Any, checkpoint: dict[str, Any]) -> None:
     """In an evaluation or prediction, call ``on_load_checkpoint`` and ``load_state_dict`` of the user's callbacks.
 
     For example, a user's callback with averaged weights needs the saved weights for a test. Drivetrain's own callbacks
-    are skipped, because their states contain only the counters and files of a fit.
+    are skipped, because their states describe only a fit, for example its best checkpoint.
     """
     for callback in trainer.callbacks:
         if _is_of_program(callback, "on_load_checkpoint"):
