@@ -1,17 +1,16 @@
-"""``zero_grad``, ``backward`` and ``step`` called directly, without torch's checks and hooks.
+"""Clear gradients, run backward passes and step optimizers without torch's checks and hooks.
 
 [Note: what is left out]
 Torch's public methods do more than the computation. ``zero_grad`` and ``step`` open a profiler range, ``step`` looks
-for hooks, ``backward`` checks its arguments. The functions that :func:`bind` returns only compute. These functions
-clear the gradients of the optimizer's parameters, call the autograd engine as ``torch.autograd`` does, and run the
-undecorated ``step`` of the optimizer's class under ``no_grad``. Public and direct calls compute tensors that are equal
-bit for bit.
+for hooks, ``backward`` checks its arguments. The *direct calls*, which :func:`bind` returns, skip this work. They clear
+the gradients of the optimizer's parameters, call the autograd engine, and run the undecorated ``step`` of the
+optimizer's class under ``no_grad``. Public and direct calls compute tensors that are equal bit for bit.
 
-User code cannot observe whether a step makes public or direct calls. When a step is bound, :func:`_reason` checks the
-conditions that cannot change later. Each direct call checks the remaining conditions, and makes the public call if a
-condition is not met. Before the first step with an optimizer class, :func:`bind` trains two toy models, one with public
-and one with direct calls, and compares the results. A step makes the public calls if the results differ, or if torch
-lacks a private name that direct calls need.
+User code cannot observe whether a step makes public or direct calls. :func:`bind` checks what cannot change from one
+step to the next, for example whether user code overrides ``backward``. Each direct call checks the rest, for example
+whether a profiler is active. If a check fails, the step makes the public call. Before the first step with an optimizer
+class, :func:`bind` trains two toy models, one with public and one with direct calls, and compares the results. A step
+makes the public calls if the results differ, or if torch lacks a private name that direct calls need.
 
 ``DRIVETRAIN_DIRECT_STEP=0`` in the environment makes every step use the public calls.
 """
@@ -56,7 +55,7 @@ _CLIPPING_OF_STRATEGIES = {
 }  # fmt: skip
 _CLASSES = (each for each in vars(torch.optim).values() if isinstance(each, type) and issubclass(each, Optimizer))
 _KINDS = {*_CLASSES} - {Optimizer, torch.optim.LBFGS, torch.optim.SparseAdam}  # these need closures or sparse gradients
-_EQUAL: dict[type[Optimizer], bool] = {}  # optimizer class -> whether both calls give a toy model equal parameters
+_EQUAL: dict[type[Optimizer], bool] = {}  # optimizer class -> whether public and direct calls train a toy alike
 
 
 Train = Callable[[Tensor | None, bool, bool], None]
@@ -66,7 +65,7 @@ not ``None``, the function computes the gradients of ``loss``. If ``steps``, the
 
 
 class Calls(NamedTuple):
-    """Direct versions of ``zero_grad``, ``backward`` and ``step``: ``train`` can make all three calls."""
+    """The direct calls of a step. ``train`` makes one, two or all three of them."""
 
     train: Train
 
@@ -111,9 +110,7 @@ def bind(run: Run, optimizer: Optimizer) -> Calls | None:
 
 
 def _show(run: Run, decision: Decision) -> bool:
-    """Put ``decision`` into the plan in place of an earlier decision on that subject; return whether the plan has
-    changed.
-    """
+    """Replace the plan's decision on the same subject by ``decision``. Return whether the plan has changed."""
     plan = run.engine.plan
     if decision in plan.decisions:
         return False
@@ -180,8 +177,8 @@ def _of_optimizer(optimizer: Optimizer) -> str:
 
 
 def _of_toy(kind: type[Optimizer]) -> str:
-    """Return why direct calls may compute different numbers than public calls; "" if both give a toy model equal
-    parameters.
+    """Train a toy model with public and with direct calls. Return why a step must make the public calls; "" if both
+    train the toy alike.
     """
     if kind not in _EQUAL:
         if _toys_are_seen():
@@ -196,9 +193,7 @@ def _of_toy(kind: type[Optimizer]) -> str:
 
 
 def _toys_are_seen() -> bool:
-    """Whether a profiler, a torch mode or a hook on all optimizers is active, and would see the training of a toy
-    model.
-    """
+    """Whether a profiler, a torch mode or a hook on all optimizers would see the training of a toy model."""
     names = _names()
     return bool(names.is_watched() or names.before_steps or names.after_steps)
 
@@ -213,7 +208,7 @@ def _comm_hooks(model: nn.Module | None) -> list[Any]:
 
 
 def _is_schedulers(step: Any, optimizer: Optimizer) -> bool:
-    """Whether ``step``, an attribute of the optimizer, is ``None`` or the wrapper of a torch scheduler."""
+    """Whether ``step``, an attribute of the optimizer, is ``None`` or the wrapper that a torch scheduler puts there."""
     if step is None:
         return True
     cells = [cell.cell_contents for cell in getattr(step, "__closure__", None) or ()]
@@ -244,9 +239,8 @@ def _undecorated_step(kind: type[Optimizer]) -> Callable[[Optimizer], Any] | Non
 
 
 def _direct(optimizer: Optimizer, names: _Names, kernels: Sequence[Kernel] = (), run: Run | None = None) -> Calls:
-    """Return the direct calls of a step, which make the public calls if a hook, a profiler or a replaced method
-    appears. The hooks in ``kept.step_hooks`` only set ``kept.stepping``. A direct step sets ``kept.stepping`` itself,
-    and does not call these hooks.
+    """Return the direct calls of a step. They make public calls if a hook, a profiler or a replaced method appears.
+    A direct step sets ``kept.stepping`` without calling ``kept.step_hooks``, the hooks that set it.
     """
     kept, slot = KeptStates() if run is None else run.kept, [0] if run is None else run.progress.slot
     comm_hooks = [] if run is None else _comm_hooks(run.engine.strategy.model)
@@ -258,7 +252,8 @@ def _direct(optimizer: Optimizer, names: _Names, kernels: Sequence[Kernel] = (),
     engine: Any = torch.autograd
     of_engine = vars(engine)
     is_grad_enabled, set_grad_enabled = torch.is_grad_enabled, torch_private.set_grad_enabled
-    # If there is an accelerator, torch's function around the engine also passes compiler settings to other threads.
+    # With an accelerator, torch's wrapper of the engine is needed, because it passes compiler settings to other
+    # threads.
     around_engine = None if torch.accelerator.is_available() else names.around_engine
     run_engine, logs_nodes = names.run_engine, names.logger.isEnabledFor
 
@@ -349,7 +344,7 @@ def _train_toy(kind: type[Optimizer], is_direct: bool) -> list[Tensor]:
     make: Any = kind  # called without options
     optimizer = make([first, second])
 
-    names = _names() if is_direct else _names()._replace(is_watched=lambda: True)  # watched: the public calls are made
+    names = _names() if is_direct else _names()._replace(is_watched=lambda: True)  # else: make the public calls
     train = _direct(optimizer, names).train
     found: list[Tensor] = []
     for number in range(4):
@@ -364,11 +359,11 @@ def _train_toy(kind: type[Optimizer], is_direct: bool) -> list[Tensor]:
 
 
 def _multiplying_nodes() -> set[type]:
-    """Return types of autograd nodes whose backward pass multiplies the incoming gradient, and so writes to new memory.
+    """Return types of autograd nodes that multiply the incoming gradient, so that their backward pass writes to new
+    memory.
 
-    Other nodes, such as that of ``sum``, may return the incoming gradient itself. Every batch starts its backward pass
-    from a tensor of ``_Names.ones``. If ``sum`` computed the loss, a parameter's gradient could share memory with this
-    tensor.
+    Other nodes, such as ``SumBackward0``, may return the incoming gradient itself. If such a node computed the loss, a
+    parameter's gradient could share memory with a tensor of ``_Names.ones``, from which every backward pass starts.
     """
     x = torch.full((1, 2), 0.5, dtype=torch.float32, requires_grad=True)
     y = torch.zeros(1, 2, dtype=torch.float32)
@@ -389,12 +384,11 @@ class _Names(NamedTuple):
         is_watched: returns whether a profiler, a torch mode or another observer of calls or tensors is active.
         before_steps, after_steps: the hooks that torch calls before and after the steps of all optimizers.
         decorators: the code objects of the functions that torch puts around ``step``.
-        ones: for each dtype, a host tensor with the number 1, from which the backward pass starts. If a hook may change
-            or has changed this tensor, a step creates a new tensor.
+        ones: for each dtype, a host tensor with the number 1, from which the backward pass starts. If a hook has
+            changed or could change the tensor, a step creates a new one.
         multiplying: the result of :func:`_multiplying_nodes`; empty until the first toy model is trained.
-        around_engine: the function that ``torch.autograd`` calls for a backward pass. This function calls
-            ``run_engine``, the autograd engine. If ``logger`` has the level DEBUG, this function also logs the nodes of
-            the graph.
+        around_engine: torch's wrapper of ``run_engine``, the autograd engine. The wrapper also logs the graph's nodes
+            if ``logger`` has the level DEBUG.
         missing: the first private name that the installed torch lacks; ``None`` if torch has all of them.
     """
 

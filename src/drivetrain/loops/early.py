@@ -1,8 +1,7 @@
-"""Create the loaders' iterators as early as Lightning creates them, if the switch ``early_iterators`` of
-``drivetrain.parity`` is on.
+"""Create the loaders' iterators as early as Lightning does, if ``early_iterators`` of ``drivetrain.parity`` is on.
 
-A loader may draw random numbers in ``__iter__``: a DataLoader draws the seed of its workers. If the switch is on,
-loaders draw these numbers in Lightning's order. If the switch is off, no function of this module is called.
+A loader may draw random numbers in ``__iter__``. For example, a DataLoader draws the seed of its workers. With early
+iterators, loaders draw these numbers in Lightning's order.
 """
 
 from __future__ import annotations
@@ -42,7 +41,9 @@ def start_again(run: Run) -> None:
 
 
 def start_evaluation(run: Run, group: str, loaders: list[EvalLoader]) -> None:
-    """Start the pass over the first evaluation loader, before ``on_validation_start`` or another stage's start hook."""
+    """Create the first evaluation loader's iterator. Called before the stage's start hook, for example
+    ``on_test_start``.
+    """
     _try_out(run, group, [source.loader for source in loaders])
     for source in loaders:
         source.ahead = fetches_ahead(source.loader, source.num_batches)
@@ -57,7 +58,9 @@ def _started(loader: Any, takes_first: bool) -> Iterator[Any]:
 
 
 def _try_out(run: Run, stage: str, loaders: list[Any]) -> None:
-    """Call ``iter`` on each of the stage's loaders that is no DataLoader, at most once in a run."""
+    """Call ``iter`` on each of the stage's loaders that is not a DataLoader, unless ``run.loaders.tried`` contains the
+    stage.
+    """
     if stage in run.loaders.tried:
         return
     run.loaders.tried.add(stage)

@@ -26,7 +26,7 @@ from drivetrain.loops.uneven import UnevenInputs
 from drivetrain.module.losses import outputs_for_hooks
 
 Batches = Iterator[tuple[Any, bool]]
-"""Pairs of a batch and a flag: whether this batch is the last of the epoch."""
+"""Pairs ``(batch, is_last)``. ``is_last`` is true for the last batch of the epoch."""
 
 # The loop uses integers, because in Python 3.10 and 3.11 each access to an enumeration's member is a function call.
 _FETCH, _BATCH_START, _FORWARD = int(Phase.FETCH), int(Phase.BATCH_START), int(Phase.FORWARD)
@@ -36,8 +36,8 @@ _BATCH_END = int(Phase.BATCH_END)
 class Bound:
     """The functions and settings with which :func:`run_batches` trains on a batch, looked up once.
 
-    An epoch begins with a new object. If ``run.stale`` is true (because code has changed a limit, a callback, a logger
-    or an optimizer), the loop replaces the object before the next batch.
+    The loop creates an object at the start of each epoch. It creates another before the next batch if ``run.stale`` is
+    true, which means that code has changed a limit, a callback, a logger or an optimizer.
 
     Attributes:
         finish_window: called after the step of the last batch of a window (the batches of one optimizer step); or
@@ -192,7 +192,7 @@ def after_batch(run: Run, bound: Bound) -> None:
         try:
             run.publish(run.book.agree_on_steps(rows), progress.logger_step)
         except BaseException:
-            run.book.put_back(rows)  # not logged yet: a checkpoint must contain these values
+            run.book.put_back(rows)  # so that a checkpoint contains the values that are not logged yet
             raise
         run.agree_to_stop()
         progress.flush_due = False
@@ -203,18 +203,18 @@ def after_batch(run: Run, bound: Bound) -> None:
         and (phase is Phase.VALIDATION_DUE or validation_due(run, bound.validate_every, progress.is_last_batch))
     )
     if validates:
-        run.hooks.notify("before_validation")  # called first: the validation frees the batch
+        run.hooks.notify("before_validation")  # called before the validation frees the batch
         validate(run, only_stops(run, bound.validate_every, progress.is_last_batch))
     if window.batches_done == 0 and progress.stepped and bound.schedules.step_plateau:
         bound.schedules.advance_step(bound.schedules.step_plateau)
     progress.enter(Phase.FETCH)
     if validates and window.batches_done > 0 and bound.keep_start is not None:
-        bound.keep_start()  # a run that resumes must not validate again
+        bound.keep_start()  # so that a resumed run does not validate again
 
 
 def validates_late(run: Run) -> bool:
-    """Whether a validation that is due now runs after the epoch's end hooks: no training batch follows, and
-    ``run.validates_last`` is true.
+    """Whether a due validation must wait for the epoch's end hooks. This is so if ``run.validates_last`` is true and no
+    training batch follows.
     """
     progress = run.progress
     return run.validates_last and (progress.is_last_batch or (progress.should_stop and run.may_stop()))
@@ -233,9 +233,8 @@ def validate_late(run: Run) -> None:
 def validate(run: Run, extra: bool) -> None:
     """Validate inside a fit.
 
-    ``extra``: this validation runs only because of a request to stop. A run without the request would draw no random
-    numbers for a validation at this point. At the end of an extra validation, the function therefore restores the
-    random generators.
+    ``extra``: this validation runs only because of a request to stop. Without the request, the run would not validate
+    here. The function therefore restores the random generators after an extra validation.
     """
     progress = run.progress
     run.kept.before_validation = validation_start(run)

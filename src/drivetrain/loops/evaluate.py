@@ -47,7 +47,7 @@ _KINDS: dict[str, _Kind] = {
     "test": _Kind("test", "test", Phase.TEST_START),
     "predict": _Kind("predict", "predict", Phase.PREDICT_START),
 }
-_NOTHING = object()  # stands for the missing output of a rank without samples in the last global batch
+_NOTHING = object()  # fills the place of a rank that has no samples in the last global batch
 _READ_AT = 64  # per-step values are read from the device every 64 batches
 
 
@@ -62,13 +62,14 @@ class Sink:
         self.loader = loader
 
     def take(self, keeps: bool) -> None:
-        """Called in a prediction before a batch's hooks; ``keeps``: the batch's outputs will be kept."""
+        """Called in ``predict`` before a batch's hooks. ``keeps``: whether the batch counts. It does not count if this
+        rank repeats its last batch.
+        """
 
     def write(self, batch_idx: int, outputs: Any, repeated: bool) -> None:
         """Called after the hooks of a batch. All ranks make equally many calls.
 
-        ``repeated``: this rank had no batch left. The rank repeated its last batch, and the repeated batch's outputs do
-        not count.
+        ``repeated``: this rank had no batch left and repeated its last batch. The outputs of a repetition do not count.
         """
 
     def close(self) -> None:
@@ -87,7 +88,7 @@ class _StepValues(Sink):
     def write(self, batch_idx: int, outputs: Any, repeated: bool) -> None:
         if values := self._run.book.step_values(self._group):
             self._rows.append((self._first_step + batch_idx, values))
-        if (batch_idx + 1) % _READ_AT == 0:  # ranks have equally many batches
+        if (batch_idx + 1) % _READ_AT == 0:  # true on all ranks at the same batch
             self._publish()
 
     def close(self) -> None:
@@ -272,7 +273,7 @@ def _evaluate_loaders(run: Run, stage: Stage, loaders: list[EvalLoader], predict
     rows: list[Row] = []
     if stage != "sanity_check":
         in_fit = progress.fn == "fit"
-        between_steps = not in_fit or run.window.batches_done > 0  # if true, log at the next step
+        between_steps = not in_fit or run.window.batches_done > 0  # if true, log at the index of the next window
         step = progress.stepped_batches if between_steps else progress.logger_step
         rows = run.publish(book.epoch_values(group), step, read_all=not in_fit)
     book.reset(group)
@@ -406,7 +407,7 @@ def validates_in(run: Run, epoch: int) -> bool:
 
 
 def validation_due(run: Run, every: float, is_last: bool) -> bool:
-    """Whether a validation follows the batch that has just ended. Called only in epochs with validations."""
+    """Whether a validation follows the batch that has just ended, if :func:`validates_in` is true for the epoch."""
     progress = run.progress
     if progress.should_stop and run.may_stop():
         return True
@@ -416,8 +417,8 @@ def validation_due(run: Run, every: float, is_last: bool) -> bool:
 
 
 def only_stops(run: Run, every: float, is_last: bool) -> bool:
-    """Whether validation is due only because of a request to stop. The request may be stored in the resumed
-    checkpoint.
+    """Whether validation is due only because of a request to stop. The checkpoint that a run resumes may contain the
+    request.
     """
     if run.limits.val_check_seconds is not None:
         return run.progress.should_stop

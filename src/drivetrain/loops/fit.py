@@ -4,7 +4,7 @@
 
     sanity check; on_train_start
     while not done:                          one epoch
-        on_train_epoch_start                 resume.py: start it, or resume the one of the checkpoint
+        on_train_epoch_start                 resume.py: start an epoch, or resume the checkpoint's
         for batch in batches:                epoch.py; 1: fetched, on the device
             on_train_batch_start             2
             step                             3 to 5: training_step, backward, optimizer
@@ -107,11 +107,11 @@ def _end_epoch(run: Run) -> None:
 
 
 def _close_epoch(run: Run) -> None:
-    """Finish an epoch after its end hooks, which may have saved a checkpoint.
+    """Log the epoch's values after its end hooks, step the schedulers that monitor a value, and count the epoch.
 
-    A run that resumes from this checkpoint calls this function again. The function then logs the epoch's values again,
-    even if the earlier run has logged them: a duplicate row is better than a missing row. The schedulers step last,
-    because an exception after their step would make the resumed run step them twice.
+    If an end hook has saved a checkpoint, a run that resumes from it calls this function again. The epoch's values may
+    then be logged twice, which is better than not at all. The schedulers step last, because an exception after their
+    step would make a resumed run step them twice.
     """
     progress, book = run.progress, run.book
     if run.validates_last:
@@ -125,7 +125,7 @@ def _close_epoch(run: Run) -> None:
     # bar shows the epoch's value.
     book.read([row for row in rest if row.entry.to_bar and row.name not in final])
     run.hooks.notify("values_left", rest)
-    if not progress.epoch_cut:  # a resumed run may complete an epoch that ended early
+    if not progress.epoch_cut:  # else a resumed run may complete the epoch, and step the schedulers
         schedules = Schedules(run)
         schedules.advance(schedules.epoch_plateau, progress.current_epoch + 1)
         if run.settings.fast_dev_run:
@@ -133,7 +133,7 @@ def _close_epoch(run: Run) -> None:
     book.reset("train")
     progress.close_epoch()
     if run.limits.train_batches == 0:
-        progress.expect_batches(0)  # user code has set the limit to 0 during the epoch: no epoch follows
+        progress.expect_batches(0)  # no epoch follows, because user code has set the limit to 0
 
 
 def _check_batches(run: Run) -> None:

@@ -1,5 +1,5 @@
-"""Read a ledger (the file in which the runs of a training record times), and report how the runs spent their time and
-how often a run should save.
+"""Report how the runs of a training spent their time, and how often a run should save. The runs record their times in a
+file, the ledger, which ``ledger.py`` writes.
 """
 
 from __future__ import annotations
@@ -23,12 +23,10 @@ PARTS = ("step", "data", "validation", "save", "start")
 """The parts of a run's time. A :class:`Report` has two more: "lost" and "idle"."""
 
 WITHOUT_FAILURE_S = 600.0
-"""Before the first failure, the running time plus these seconds is the estimate of the mean time between failures."""
+"""If no run has failed yet, the mean time between failures is estimated as the running time plus these seconds."""
 
 FIRST_SAVE_S = 1.0
-"""The seconds of training before the first save. The number is small, because the duration of a save is unknown until
-the first save.
-"""
+"""The seconds of training before the first save. The number is small, because only a save shows how long saves take."""
 
 _WORK = PARTS[:-1]  # this time is lost if the next run has to repeat the work
 _LONGEST_S = 1e12  # a limit, so that sums stay finite
@@ -63,7 +61,7 @@ class Report:
         runs: the number of runs.
         failures: the number of runs that an exception or a kill has ended. If the end of the last run is not recorded,
             that run does not count, because it may still be running.
-        open: whether the last run is still running, or was killed.
+        open: whether the end of the last run is not recorded, because it is still running or was killed.
         saves, save_s: the number of saves and their seconds, including saves whose time is lost.
         overlaps: the number of runs that began before the previous run's last record, because two programs write to one
             ledger.
@@ -113,7 +111,7 @@ class Report:
 
 
 class _Run:
-    """The records of one run, and for each part the seconds that were not lost (``counts``)."""
+    """The records of one run. ``counts`` contains for each part the seconds that were not lost."""
 
     def __init__(self, records: list[Record]) -> None:
         first, self.last, self.records = records[0], records[-1], records
@@ -125,8 +123,8 @@ class _Run:
     def keep_until(self, step: int, saved: bool) -> None:
         """Count only the work up to ``step``, because a later run repeats the work after ``step``; -1: count no work.
 
-        ``saved``: whether the later run resumes from a checkpoint of ``step``. If false, the later run is a run of the
-        same Trainer, and continues from the Trainer's state after ``step``.
+        ``saved``: whether the later run resumes from a checkpoint of ``step``. If false, the same Trainer was called
+        again, and continues from its state in memory.
         """
         kept = self._parts_at(step, saved)
         self.counts.update({name: min(self.counts[name], kept[name]) for name in _WORK})
@@ -172,11 +170,9 @@ def read(path: str | os.PathLike[str]) -> tuple[list[Record], int]:
 def account(records: Iterable[Record], unread: int = 0) -> Report:
     """Return the report of the newest training in a ledger.
 
-    A run that resumes from a checkpoint continues the previous run's training at the checkpoint's step. A run of a
-    Trainer that has trained before continues the training at the Trainer's step. The work that earlier runs did after
-    this step is lost. A run that starts at step 0 without a checkpoint is a new training if the previous run has
-    finished. If the previous run has not finished, all work of earlier runs is lost, because the new run repeats the
-    work.
+    A run that resumes from a checkpoint, or starts at a step above 0, continues the previous run's training at that
+    step. The work that earlier runs did after that step is lost. Any other run begins at step 0. It is a new training
+    if the previous run has finished. Else it repeats the previous training, and all work of earlier runs is lost.
     """
     by_run: dict[str, list[Record]] = {}
     for record in records:

@@ -24,7 +24,7 @@ _PLAIN = frozenset({int, float, complex, bool, str, bytes, type(None)})
 
 
 class CannotRecord(Exception):
-    """A step cannot be recorded; the message is the reason."""
+    """A step cannot be recorded. The message says why."""
 
 
 # ---- the batch -------------------------------------------------------------------------------------------------------
@@ -76,11 +76,12 @@ _NEVER_READ = ("_state_dict", "_load_state_dict", "_non_persistent", "_trainer",
 
 
 class Watched:
-    """Attributes, optimizer options and tensors that a step reads, but a replay does not read again.
+    """Detects changes of attributes, optimizer options and tensors. A step reads these objects, but a replay of its
+    graph does not.
 
     Args:
-        module: the user's module. The attributes of the module and of its layers are watched, and also containers in
-            attributes.
+        module: the user's module. Its attributes, its layers' attributes, and containers in these attributes are
+            watched.
         optimizer: the optimizer of the step. The learning rates are not watched, because the graph reads them from the
             device.
     """
@@ -119,14 +120,14 @@ class Watched:
                     return f"{name}.{list(place)[index]}" if isinstance(place, dict) else name
         if gradient_facts(self.tensors) != self._of_tensors:
             return "a parameter or a buffer (its memory, whether it requires gradients, or a hook)"
-        self._learn()  # the values are equal, but the objects are new: watch the new objects
+        self._learn()  # watch the new objects, whose values are equal
         return ""
 
 
 class _WithoutRate:
     """Yields the options of a parameter group, except the learning rate.
 
-    A recorded graph contains the values of these options.
+    These options are watched, because a graph contains their values.
     """
 
     def __init__(self, group: dict[str, Any]) -> None:
@@ -277,7 +278,7 @@ class DeviceRates:
             if self._fused:
                 inside |= {"fused": True, "foreach": False}
             if self._fused and self._has_some_buffers(group):
-                inside = {}  # the fused kernel needs buffers for all parameters or for no parameter
+                inside = {}  # the fused kernel needs momentum buffers for all parameters or for none
             self._outside.append({key: group[key] for key in inside})
             group.update(inside)
 
@@ -298,19 +299,19 @@ class DeviceRates:
                 state["step"] = step.to(device)
 
     def end(self) -> None:
-        """Move the step counts to the host. If a group has the option ``capturable`` or ``fused``, the step counts stay
-        on the device.
+        """Move the step counts to the host, unless an option of the user's (``capturable`` or ``fused``) needs them on
+        the device.
         """
         kept = any(group.get("capturable") or group.get("fused") for group in self.optimizer.param_groups)
         self.place(self._device if kept else HOST)
 
 
 def _has_fused_kernel(optimizer: Optimizer) -> bool:
-    """Return whether a :class:`DeviceRates` lets the optimizer step with torch's fused kernel.
+    """Return whether the optimizer steps with torch's fused kernel inside a :class:`DeviceRates`.
 
     With SGD, only the fused kernel reads learning rates from the device. Adam and AdamW can also read learning rates
-    with ``capturable``, which is slower than ``fused``. The result for Adam and AdamW is false in two cases: the user
-    has chosen a kernel, or a parameter has 64 bits, because fused kernels read learning rates in 32 bits.
+    with ``capturable``, which is slower than ``fused``. For Adam and AdamW, the result is false if the user has chosen
+    a kernel. The result is also false if a parameter has 64 bits, because fused kernels read learning rates in 32 bits.
     """
     if type(optimizer) not in (Adam, AdamW):
         return type(optimizer) is SGD

@@ -9,8 +9,9 @@ A replay runs no Python code. This module therefore advances the loop's counters
 the Python objects that the step has read (:class:`Watched`), and drops all graphs if such an object has changed.
 
 [Note: the same numbers with and without a graph]
-A run with graphs reads learning rates and step counts from the device in every step, replayed or not, as torch does
-with ``capturable=True``. The results therefore depend neither on which steps were replayed nor on measured times.
+In a run with graphs, the optimizer always reads its learning rates and step counts from the device, as torch does with
+``capturable=True``. This includes the steps that are not replayed, so the results do not depend on which steps were
+replayed.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def bind_graphs(run: Run, bound: BoundStep) -> BoundStep:
 
 @dataclass
 class _Recorded:
-    """The record of the steps whose batches have one signature.
+    """The steps whose batches have one signature, and their graph.
 
     Attributes:
         seen: the number of steps so far. times: two lists: the seconds of each trial without the graph, and of each
@@ -142,7 +143,7 @@ class GraphedSteps:
             self._optimizer = None
 
     def say(self, what: str, figures: str = "") -> None:
-        """Log ``what`` and ``figures``, but each ``what`` only once in a fit."""
+        """Log ``what`` and ``figures``, unless ``what`` was already logged in this fit."""
         if what not in self._said:
             self._said.add(what)
             rank_zero_info(f"Trainer(cuda_graphs={self._run.settings.cuda_graphs!r}): {what}{figures}.")
@@ -196,7 +197,7 @@ class GraphedSteps:
     def _replayed(self, known: _Recorded, tensors: Sequence[Tensor]) -> Any:
         run = self._run
         run.progress.slot[0] = _OPTIMIZER_STEP
-        run.kept.stepping = True  # until count_steps, the step is incomplete
+        run.kept.stepping = True  # a checkpoint saved now would contain half a step
         self._replay(known, tensors)
         run.progress.count_steps(known.steps)
         run.kept.stepping = False
@@ -218,7 +219,7 @@ class GraphedSteps:
 
     def _log(self, calls: Sequence[tuple[Any, ...]], known: _Recorded | None = None) -> None:
         """Repeat the ``self.log`` calls of a step. ``known``: the object whose graph has computed the values, or
-        ``None``. The next replay of the graph overwrites these values.
+        ``None``. A graph's next replay overwrites its values.
         """
         book = self._run.book
         for name, value, options, batch_size in calls:
@@ -242,7 +243,7 @@ class GraphedSteps:
         with self._recorder.beside(waits):
             output = self._run_step(batch, batch_idx)
         why, changed = "", watched.changed()
-        if known.seen == 1:  # the first step may create objects: watch these, too
+        if known.seen == 1:  # also watch objects that the first step has created
             if changed and any(each.replay is not None for each in self._known.values()):
                 self._forget(changed)
             self._watch()
@@ -319,8 +320,8 @@ class GraphedSteps:
         return output
 
     def _judge(self, known: _Recorded) -> None:
-        """Decide whether to keep a graph whose trials had equal results: yes if ``cuda_graphs=True`` or if replays are
-        faster.
+        """Keep a graph whose trials had equal results if ``cuda_graphs=True`` or if its replays are faster; else drop
+        it.
         """
         plain, replayed = (min(each) * 1000 for each in known.times)  # the minimum, because the first replay is slow
         shapes = " + ".join("x".join(map(str, each.shape)) or "1" for each in known.inputs)

@@ -9,8 +9,8 @@ parameters. ``fused`` is faster at any size, but rounds differently. benchmarks/
 speeds. On other devices torch chooses ``foreach`` itself, and this module chooses nothing.
 
 The options of an optimizer belong to the user, and checkpoints contain the options. A kernel is therefore set only
-while the optimizer steps. The loop is also set explicitly (``foreach=False``): if no kernel is set, torch inspects each
-parameter in each step.
+while the optimizer steps. If torch would choose the loop, this module sets ``foreach=False``. Otherwise torch would
+inspect each parameter in each step to choose the loop.
 """
 
 from __future__ import annotations
@@ -35,16 +35,15 @@ _FUSED = ("SGD", "Adam", "AdamW", "Adagrad")
 """Optimizers that have a fused kernel on the host."""
 
 _FEWEST, _MOST_NUMBERS = 12, 300_000
-"""The limits within which ``foreach`` is faster, and therefore used: at least 12 parameters, and at most 300,000
-elements in total.
-"""
+"""``foreach`` is faster, and therefore used, for at least 12 parameters with at most 300,000 elements in total."""
 
 _DTYPES = (torch.float32, torch.float64)
 """The dtypes of parameters for which a kernel is chosen. With narrower dtypes, ``foreach`` rounds differently, and
 ``fused`` has lost updates (pytorch#191763).
 """
 
-_agree: dict[tuple[Any, ...], bool] = {}  # toy model -> whether a kernel computed the default kernel's result
+# optimizer class, kernel, dtype, options -> whether this kernel computes the same as torch's default kernel
+_agree: dict[tuple[Any, ...], bool] = {}
 
 
 class Kernel(NamedTuple):
@@ -63,8 +62,8 @@ class Kernel(NamedTuple):
     value: bool = True
 
     def fits(self) -> bool:
-        """Return whether the group still has ``size`` parameters, its learning rate is no tensor, and no kernel is
-        set.
+        """Return whether the kernel can be set: no kernel is set, the learning rate is no tensor, and the group still
+        has ``size`` parameters.
         """
         group = self.group
         is_free = group["foreach"] is None and group.get("fused") is None
@@ -86,8 +85,8 @@ def choose(optimizer: Optimizer, wanted: str | None) -> list[Kernel]:
 
 
 def loops(optimizer: Optimizer, kernels: Sequence[Kernel]) -> list[Kernel]:
-    """For each parameter group without a kernel in ``kernels``, return a kernel that selects the loop, if torch would
-    use the loop.
+    """Return one kernel that selects the loop for each parameter group that has no kernel in ``kernels``. Groups for
+    which torch would not choose the loop are left out.
     """
     if type(optimizer).__name__ not in _LOOPS:
         return []

@@ -1,8 +1,8 @@
 """The ledger of a training: a file beside its checkpoints, to which each run appends records of how its time was spent.
 
-A record is one line of JSON, which one call appends to the file. If the process is killed, at most the last record is
-incomplete. Each record contains the run's total times so far, so a reader does not need the earlier records.
-``goodput.py`` reads the records.
+A record is one line of JSON. One call of ``os.write`` appends it to the file. If the process is killed, at most the
+last record is incomplete. Each record contains the run's total times so far, so a reader does not need the earlier
+records. ``goodput.py`` reads the records.
 """
 
 from __future__ import annotations
@@ -25,25 +25,24 @@ from drivetrain.loops.progress import Phase
 
 _STEP, _DATA, _VALIDATION, _SAVE, _START = range(len(PARTS))
 _PART_OF = [_START] * (max(Phase) + 1)
-"""For each phase of the loops, the part of the run's time to which the phase belongs, as an index in ``PARTS``."""
+"""For each phase, the index in ``PARTS`` of the part to which the phase's time is added."""
 _PART_OF[Phase.EPOCH_START : Phase.BETWEEN_EPOCHS + 1] = [_STEP] * (Phase.BETWEEN_EPOCHS + 1 - Phase.EPOCH_START)
 _PART_OF[Phase.FETCH] = _DATA
 _PART_OF[Phase.VALIDATION_DUE] = _VALIDATION
 _PART_OF[Phase.VALIDATION_START : Phase.VALIDATION_END + 1] = [_VALIDATION] * 4
 _BEFORE_A_BATCH = [_START if part == _STEP else part for part in _PART_OF]
-"""The table that is used in place of ``_PART_OF`` until a run's first batch begins. During the set-up of a run that
-resumes, the phase is the phase in which the checkpoint was saved, for example a phase inside a batch. This table counts
-the time of such phases as "start".
+"""Replaces ``_PART_OF`` until a run's first batch begins. A run that resumes may enter the checkpoint's phase during
+its set-up, for example BATCH_END. This table adds the time of such phases to "start".
 """
 _BEFORE_A_BATCH[Phase.BATCH_START] = _STEP
 
-_RECORDS_PER_AGE, _EVERY_S = 100, (1.0, 60.0)  # between records: 1 % of the run's age, 1 to 60 s
+_RECORDS_PER_AGE, _EVERY_S = 100, (1.0, 60.0)  # the time between records is 1 % of the run's age, 1 to 60 s
 
 
 class TimedSlot:
     """Replaces the list :attr:`Progress.slot`, and measures how long a run spends in each part of ``PARTS``.
 
-    One statement in the loops writes the phase, into the list or into this object. A run that is not measured therefore
+    The loops write the phase into the list or into this object by the same statement. A run without a ledger therefore
     takes no additional time.
 
     Args:
@@ -105,7 +104,7 @@ class Ledger:
         self._id, self._handle, self._failure, self._warned = uuid.uuid4().hex[:8], -1, "", False
         self._over = threading.Event()
         self._begin: Record = {}  # the record of the event "train"
-        self._report = Report()  # the ledger's report up to that record
+        self._report = Report()  # the ledger's report up to the record "train"
         self._saves = 0
         try:
             os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -118,8 +117,8 @@ class Ledger:
         self._thread.start()
 
     def begin_training(self, resumed: bool) -> None:
-        """Append the record "train": training begins at the current step; ``resumed``: the run resumes from a
-        checkpoint.
+        """Append the record "train", which says that training begins at the current step. ``resumed``: whether the run
+        resumes from a checkpoint.
         """
         self._begin = self.write("train", resumed=resumed)
         found, unread = list[Record](), 0
@@ -149,7 +148,9 @@ class Ledger:
         self.write("save")
 
     def write(self, event: str, warns: bool = True, **more: Any) -> Record:
-        """Append and return a record of ``event`` with ``more`` entries. ``warns``: warn once if a write failed."""
+        """Append and return a record of ``event`` with ``more`` entries. ``warns``: whether to warn, once in a run, if
+        a write failed.
+        """
         elapsed_s, seconds = self.slot.times()
         parts = {name: round(value, 6) for name, value in seconds.items()}
         record = {"v": VERSION, "run": self._id, "pid": os.getpid(), "event": event, "time": time.time()}
@@ -170,8 +171,8 @@ class Ledger:
         return record
 
     def close(self, why: str) -> Report | None:
-        """Write the run's last record. ``why``: "finished", "stopped" or "exception". If a write has failed, the file
-        lacks records, so return the report; else return ``None``.
+        """Write the run's last record. ``why``: "finished", "stopped" or "exception". Return the report if a write has
+        failed, because the file then lacks records; else return ``None``.
         """
         self._over.set()
         self._thread.join()
@@ -190,7 +191,7 @@ class Ledger:
             self.write("beat", warns=False)  # the main thread warns
 
 
-_measured_by = -1  # the id of the process that has called the function; a forked child has another id
+_measured_by = -1  # the process that has called the function below; a forked child has another id
 
 
 def since_process_start_s() -> float:

@@ -76,8 +76,8 @@ def _without_batches(loader: Any) -> tuple[str, str]:
 
 
 def check_counts(counts: Sequence[float], word: str) -> None:
-    """Raise if some ranks have batches and some have none; ``counts``: the ranks' numbers of batches; ``word``: the
-    kind of loader.
+    """Raise if some ranks have batches and some have none. ``counts``: each rank's number of batches. ``word``: the
+    kind of loader, for the message.
 
     Raises:
         ConfigurationError: only some ranks have batches. These ranks would wait in collectives for the other ranks.
@@ -175,8 +175,8 @@ class Loaders:
     """The loaders of one run. A loader is created on first use, and kept until it is reloaded.
 
     Args:
-        module, datamodule: objects with hooks that create the loaders that the caller did not pass. The datamodule's
-            hook has precedence.
+        module, datamodule: their hooks, such as ``val_dataloader``, create the loaders that the caller did not pass.
+            The datamodule's hook has precedence.
         passed: for each stage ("fit", "validate", "test", "predict"), the loaders that the caller passed, or ``None``.
         limit: returns the present limit on a stage's number of batches. User code may change limits during the run.
         call: calls a hook of the module or the datamodule by name.
@@ -220,7 +220,7 @@ class Loaders:
     def again(
         self, limit: Callable[[str], int | float], call: Callable[[Any, str], Any], epoch: Callable[[], int]
     ) -> Loaders:
-        """Return an object that gets its loaders from the same caller and hooks, but has not created any loader."""
+        """Return a copy that has not created any loader, for another run with the same arguments and hooks."""
         other = replace(self, limit=limit, call=call, epoch=epoch)
         other._nested = self._nested  # shared, so that ``other`` also finds the loaders that ``self`` creates later
         return other
@@ -230,8 +230,8 @@ class Loaders:
         return self.passed.get(stage) is not None
 
     def restore_ages(self, made_in: Mapping[str, int]) -> None:
-        """Restore the epochs in which the checkpoint's run created its loaders. If a loader is created later, its
-        restored epoch replaces the epoch of its creation.
+        """Restore from a checkpoint in which epochs the loaders were created. A loader that does not exist yet gets its
+        restored epoch when it is created.
         """
         self._made_before = {stage: epoch for stage, epoch in made_in.items() if stage not in self.made_in}
         self.made_in.update({stage: made_in[stage] for stage in self.made_in if stage in made_in})
@@ -306,12 +306,10 @@ class Loaders:
         return {"data_ranks": ranks, **divided}
 
     def divide_from(self, done: int, shares: bool = False) -> int:
-        """Divide the rest of the current epoch among the ranks of this run: the samples after the first ``done``
-        samples.
+        """Divide the epoch's samples after the first ``done`` samples among the ranks of this run.
 
         With one rank, the training loader may have no :class:`RankBatches` (a sampler that divides samples among
-        ranks). If ``done`` is not 0, or if ``shares`` is true, a copy with a :class:`RankBatches` replaces such a
-        loader.
+        ranks). If ``done`` is not 0 or ``shares`` is true, the loader is then replaced by a copy that has one.
 
         Returns:
             The number of batches of this run that correspond to the first ``done`` samples.
@@ -334,8 +332,8 @@ class Loaders:
                     keep_iterator(source.loader, None)
 
     def made(self, stage: str) -> Any:
-        """Return the existing loaders of ``stage``, nested as the caller or a hook nested them; ``None`` if there are
-        none.
+        """Return the created loaders of ``stage`` in the structure in which they were given, for example a dictionary;
+        ``None`` if none was created.
         """
         if not (self.made_training is not None if stage == "fit" else stage in self.made_evaluation):
             return None
@@ -382,10 +380,10 @@ class Loaders:
             source.num_batches = count_batches(source.loader, self.limit(stage), _limit_name(stage))
 
     def reload(self, stage: str, every: int) -> bool:
-        """If the loaders of ``stage`` are ``every`` epochs old (0: never), discard them and return true.
+        """Discard the loaders of ``stage`` if they are at least ``every`` epochs old. Return whether they are that old.
 
-        Loaders that the caller passed are kept, because only a hook can create new loaders. For loaders of this age,
-        the result is true even if the loaders are kept.
+        With ``every=0``, loaders are never that old. Loaders that the caller passed are kept, because only a hook can
+        create new ones.
         """
         age = self.epoch() - self.made_in.get(stage, self.epoch())
         if not every or age < every:
@@ -436,14 +434,14 @@ class Loaders:
                 loader = without_shuffle(loader)
             if stage == "predict":
                 loader = with_every_sample(loader)
-            if shares:  # if several loaders are combined, each loader must have equal lengths on all ranks
+            if shares:  # combined loaders are padded to equal lengths on all ranks
                 loader = familiar.share(strategy, loader, settings.split_batches, pads=several)
             loader = strategy.process_dataloader(loader) if has_last_word else loader
             log_fetching(loader)
             return loader
 
         if isinstance(made, CombinedLoader):
-            # a copy: another run with the user's object must begin with the user's own loaders
+            # copied, because another run with the user's object must begin with the user's own loaders
             made = copy.copy(made) if shares else made
             made.flattened = [prepare(loader) for loader in made.flattened]
         else:

@@ -38,7 +38,7 @@ def metrics_in(owner: Any) -> dict[str, nn.Module]:
                 place = f"{path}.{name}".strip(".")
                 states: dict[str, Any] = {}
                 if _is_metric(child):
-                    found[place], states = child, vars(child)["_defaults"]  # states may be long lists: skipped
+                    found[place], states = child, vars(child)["_defaults"]  # a metric's states are not searched
                 waiting += [
                     (f"{place}.{key}".strip("."), held) for key, held in vars(child).items()
                     if isinstance(held, _HOLDERS) and key not in _OF_TORCH and key not in states
@@ -68,8 +68,8 @@ def state_of(metric: nn.Module) -> State:
 
 
 def set_state(metric: Any, saved: State, forget: bool = True) -> None:
-    """Restore a result of :func:`state_of`; ``forget``: drop the cached result of ``compute``, which belongs to the old
-    state.
+    """Restore a result of :func:`state_of`. ``forget``: whether to drop the cached result of ``compute``, which belongs
+    to the old state.
     """
     for key, value in saved["states"].items():
         setattr(metric, key, value.to(metric.device) if isinstance(value, Tensor) else value)

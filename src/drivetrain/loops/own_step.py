@@ -1,5 +1,5 @@
-"""Bind a strategy's own training step (``bind_step``): pass the strategy the functions of a step, and check that the
-strategy calls the overridden hooks.
+"""Bind the training step of a strategy that overrides ``bind_step``. The strategy builds its step from functions of
+this module, and must call the hooks that user code overrides.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _parts(run: Run) -> StepParts:
         if own_verb is None:
             precision.optimizer_step(optimizer)
         else:
-            own_verb(optimizer, lambda: None, strategy.model)  # gradients exist: nothing to compute
+            own_verb(optimizer, lambda: None, strategy.model)  # the closure does nothing, because the gradients exist
         return precision.stepped
 
     assert strategy.model is not None  # setup() has run

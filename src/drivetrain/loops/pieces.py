@@ -24,9 +24,9 @@ from drivetrain.strategies.step import Step as StepVerbs
 Step = Callable[[Any, int, int, bool, int], Any]
 """``step(batch, batch_idx, position, last, divisor)`` returns what ``training_step`` returned.
 
-``position`` is the number of the batch in its window (the batches of one optimizer step), from 1. ``last``: the window
-ends with this batch. The step divides the loss by ``divisor``, the expected number of batches in the window, and adds
-its optimizer steps to ``progress.global_step``.
+``position`` is the number of the batch in its window (the batches of one optimizer step), from 1. ``last``: whether the
+window ends with this batch. The step divides the loss by ``divisor``, the expected number of batches in the window, and
+adds its optimizer steps to ``progress.global_step``.
 """
 
 TrainingStep = Callable[[Any, int], Any]
@@ -108,7 +108,7 @@ def _bind_differentiate(run: Run, direct: Backward) -> Backward:
 def bind_zero_grad(run: Run, optimizer: Optimizer, direct: Callable[[], None] | None = None) -> Callable[[], None]:
     """Return the function that calls ``on_before_zero_grad``, then clears the gradients.
 
-    ``direct``: a function that clears the gradients, for a module and a strategy that do not override how gradients are
+    ``direct``: a function that clears the gradients; used unless the module or the strategy overrides how they are
     cleared.
     """
     if run.engine.strategy.facts.earlier.clears_last:
@@ -165,8 +165,8 @@ def hold_back(run: Run) -> Callable[[], AbstractContextManager[Any]] | None:
 def exchanges_always(run: Run) -> bool:
     """Whether the ranks exchange gradients in every backward pass.
 
-    The base method ``accumulating`` does not prevent the exchange, and sets ``driver.exchanges_always``. To find out
-    whether a strategy calls the base method, the function enters the strategy's context.
+    The strategy's context ``accumulating`` usually prevents the exchange. The base class's context does not, and sets
+    ``driver.exchanges_always``. The function enters the context to see whether the flag is set.
     """
     held_back, driver = hold_back(run), run.engine.strategy.driver
     if held_back is None:
@@ -200,8 +200,8 @@ def bind_before_step(run: Run, optimizer: Optimizer | None) -> Callable[[], None
     clip_val, algorithm = settings.gradient_clip_val, settings.gradient_clip_algorithm
     clip = bind_clipping(run)
     unscale = precision.unscale_gradients if precision.scales_loss else None
-    # A window that has begun keeps its size if accumulate_grad_batches is changed. With several ranks, gradients are
-    # divided by the sum of all ranks' weights.
+    # Gradients may need a factor if a window has several batches, or if several ranks have losses with weights. A
+    # window that has begun keeps its size even if accumulate_grad_batches is set to 1.
     several = run.limits.accumulate > 1 or window.batches_done > 0 or window.gather is not None
     may_rescale = several and not run.engine.strategy.facts.handles_gradient_accumulation
     if optimizer is None or not (before_step_hooks or clip or unscale or may_rescale):

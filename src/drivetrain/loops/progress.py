@@ -129,8 +129,8 @@ class Progress:
         slot: four integers, which another thread can read. The loops write these integers directly, because a method
             call takes time. 0: the :class:`Phase`. 1: the number of training and evaluation batches that have begun. 2:
             ``global_step`` at the start of the last training batch. 3: the number of open contexts of :meth:`storing`.
-        resume_phase: during the set-up of a run that resumes, the phase of the checkpoint, if the checkpoint was saved
-            after an epoch's last batch or in a validation; else ``None``.
+        resume_phase: the phase at which a resumed loop will continue, if the checkpoint was saved in a validation or in
+            an epoch's end hooks; else ``None``. The loop resets it to ``None`` when it continues.
         fn, status: the Trainer's method that was called, and the state of the call.
         current_epoch: the number of completed epochs, and so the index of the running epoch, from 0.
         batch_idx: the index of the current batch in its epoch, from 0; -1 before the first batch.
@@ -155,7 +155,7 @@ class Progress:
         eval_steps: for each stage, the number of batches that each evaluation loader has yielded so far. This number is
             the x axis of the values that an evaluation logs per step.
         loss: the last loss that was read for a progress bar, or ``None``. shows_loss: a progress bar shows the loss.
-        loss_wanted: a request to the loop: read the loss after the hooks of the running batch.
+        loss_wanted: whether the loop should read the loss after the hooks of the running batch.
     """
 
     slot: list[int] = field(default_factory=lambda: [int(Phase.NONE), 0, 0, 0])
@@ -187,7 +187,7 @@ class Progress:
 
     @property
     def phase(self) -> Phase:
-        """The current phase; during the set-up of a run that resumes, the phase in which the checkpoint was saved."""
+        """The current phase. Before a resumed loop continues, the result is ``resume_phase`` if it is set."""
         return _PHASES[self.slot[0]] if self.resume_phase is None else self.resume_phase
 
     @property
@@ -220,7 +220,7 @@ class Progress:
     @property
     def validation(self) -> str:
         """The state of a validation in a fit: "running", "done", or "". "done": the validation has ended, but the loop
-        must still finish the batch before the validation.
+        has not finished the training batch that preceded it.
         """
         phase = self.phase
         if self.fn is not TrainerFn.FITTING and self.resume_phase is None:
@@ -284,8 +284,8 @@ class Progress:
         self.loss, self.shows_loss, self.loss_wanted = None, False, False
 
     def end_run(self, interrupted: bool = False) -> None:
-        """Called when the Trainer's method ends. ``interrupted``: the method ended by an exception; the phase stays
-        unchanged.
+        """Called when ``fit`` or another method of the Trainer ends. ``interrupted``: whether an exception ended it.
+        In this case, the phase stays unchanged.
         """
         if interrupted:
             self.status = TrainerStatus.INTERRUPTED
@@ -343,7 +343,7 @@ class Progress:
         self.num_training_batches = count
 
     def end_epoch(self, cut: bool) -> None:
-        """Called after the epoch's last batch; ``cut``: a limit or a request to stop ended the epoch early."""
+        """Called after the epoch's last batch. ``cut``: whether a limit or a request to stop ended the epoch early."""
         self.cut_batches = self.batches_done if cut else -1
         self.slot[0], self.end_began = Phase.EPOCH_END, True
 
@@ -354,7 +354,7 @@ class Progress:
         self.batches_done, self.slot[0], self.end_began = 0, Phase.BETWEEN_EPOCHS, False
 
     def show_batch(self, batch_idx: int, is_last: bool) -> None:
-        """Set :attr:`batch_idx`; called before and after an earlier batch is computed again."""
+        """Set the index of the current batch. Called before and after an earlier batch is computed again."""
         self.batch_idx, self.is_last_batch = batch_idx, is_last
 
     def count_steps(self, steps: int) -> None:
@@ -388,7 +388,7 @@ class Progress:
         self.num_eval_batches, self.eval_batch_idx = batches, -1
 
     def end_evaluation_of(self, stage: str, dataloader_idx: int) -> None:
-        """Called after a pass over an evaluation loader: count the batches, so that the next pass logs its values at
+        """Count the batches of a finished pass over an evaluation loader, so that the next pass logs its values at
         later steps.
         """
         self.eval_steps[stage][dataloader_idx] += self.eval_batch_idx + 1
@@ -408,8 +408,8 @@ class Progress:
         return {**state, "eval_steps": copied(self.eval_steps)}
 
     def deferred_state_dict(self) -> Callable[[], dict[str, Any]]:
-        """Return a function that returns the present :meth:`state_dict`. Later changes of the counters do not change
-        the result.
+        """Return a function that returns the :meth:`state_dict` of this moment, even if the counters change before the
+        call.
         """
         values, phase, eval_steps = _FIELDS(self), self.slot[0], self.eval_steps and copied(self.eval_steps)
 
@@ -421,7 +421,9 @@ class Progress:
         return state_dict
 
     def load_state_dict(self, state: dict[str, Any], goes_on: bool = True) -> None:
-        """Restore a result of :meth:`state_dict`. ``goes_on``: the fit completes a saved epoch that had ended early."""
+        """Restore a result of :meth:`state_dict`. ``goes_on``: whether this fit completes the saved epoch if that epoch
+        ended early.
+        """
         for name in _COUNTERS:
             if name in state:
                 setattr(self, name, state[name])

@@ -97,9 +97,8 @@ class ReplayedWindow:
         self.losses, self.random = list[Tensor | None](), list[dict[str, Any]]()
 
     def keep(self, batch: Any, *others: Any) -> None:
-        """Keep the inputs for a replay of this batch: the batch, the step's other arguments, and the random states. The
-        random states may differ from the random states after the previous batch, because a validation or a loader may
-        draw random numbers.
+        """Keep the inputs for a replay of this batch: the batch, the step's other arguments, and the random states.
+        Each batch needs its own random states, because a validation or a loader may draw numbers between two batches.
 
         Tensors are copied, because the step may write into them.
         """
@@ -133,7 +132,9 @@ class ReplayedWindow:
             yield
 
     def differences(self) -> list[str]:
-        """Replay the window. Return phrases for a message: which results differ in any bit from the first results."""
+        """Replay the window. Return phrases such as "the loss of batch 3", one for each kind of result that differs in
+        any bit from the first result.
+        """
         first, other = self._first, self._again()
         pairs = zip(self._batches, first.losses, other.losses, strict=True)
         batches = [str(arguments[1]) for (arguments, *_), *losses in pairs if not same_bits(*losses)]
@@ -153,7 +154,7 @@ class ReplayedWindow:
         operation. For a backward operation, the line of its forward operation is the place.
         """
         mode = Operations(_place)
-        with torch.autograd.set_detect_anomaly(True, check_nan=False):  # nodes store the forward stack
+        with torch.autograd.set_detect_anomaly(True, check_nan=False):  # nodes then store the forward stack
             self._again(mode)
         return mode.found
 

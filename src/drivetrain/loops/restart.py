@@ -1,10 +1,10 @@
 """Capture the loop's state for a checkpoint, so that a resumed fit computes the same bits as an uninterrupted fit.
 
 A window is the batches of one optimizer step. A fit can resume at the end of a batch, in a validation, at the end of an
-epoch, and at the start of an epoch. A resumed validation starts from its beginning; but if only its last hooks are
-left, only these hooks run. After an exception, a fit can resume at the start of the window in which the exception was
-raised. If a checkpoint was saved in the middle of a batch, the fit resumes at the start of that batch, and warns that
-the results may differ from the results of an uninterrupted fit.
+epoch, and at the start of an epoch. A fit that resumes in a validation repeats the validation. If only the validation's
+last hooks were left, only these hooks run. After an exception, a fit can resume at the start of the window in which the
+exception was raised. If a checkpoint was saved in the middle of a batch, the fit resumes at the start of that batch,
+and warns that the results may differ from the results of an uninterrupted fit.
 
 [Note: callbacks at a restart point]
 The restart point (the point at which a run resumes) may be earlier than the point at which the checkpoint was saved:
@@ -61,29 +61,29 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None, deferred: 
     Args:
         run: the fit.
         metrics: the module's metric objects, from :func:`metrics_in`; ``None``: call :func:`metrics_in` now.
-        deferred: leave out the entries that :func:`_window_start` adds later. The entry ``rng`` may be a function.
+        deferred: leave out the entries that :func:`_window_start` adds later. The entry ``rng`` may then be a function.
 
     Returns:
         A dictionary with these entries, some of which may be missing:
 
         - ``progress``: the counters; ``rng``: the random state.
         - ``data``: this rank's position in the training loader.
-        - ``samples``: the samples that all ranks have done, as a number; with a user's batch sampler, the batches.
+        - ``samples``: the number of samples that all ranks have finished; with a user's batch sampler, of batches.
         - ``order``: see :func:`~drivetrain.data.samplers.order_of`; ``data_ranks``: how many ranks share the data.
-        - ``divided_from``: in an epoch that was resumed with another batch size, the samples before that point.
+        - ``divided_from``: the samples before the point at which the epoch was resumed with another batch size.
         - ``window``, ``gradients``: for an incomplete window; ``logged``: running reductions of the epoch's values.
         - ``exact``: whether a run that resumes here computes the same as an uninterrupted run.
         - ``cut_off``: true if the run ended after an optimizer's step, and before the end of that step's batch.
         - ``settled``: true if the loop has done all that follows the last batch: log, validate, step the schedulers.
-        - if the restart point is earlier than the checkpoint: the states ``callbacks``, ``buffers``, ``options``,
-          ``rank_state`` and ``precision`` there, and in ``ahead`` the callbacks whose saved states are later.
+        - ``callbacks``, ``buffers``, ``options``, ``rank_state``, ``precision``: states at an earlier restart point.
+        - ``ahead``: the names of the callbacks whose saved states are later than the restart point.
 
     Raises:
         CheckpointError: an optimizer was interrupted in the middle of its step.
     """
     progress = run.progress
     state: State
-    if run.restart is not None and not run.restored:  # not yet resumed: save the loaded state
+    if run.restart is not None and not run.restored:  # the loop has not resumed yet, so save the loaded state
         state = {**run.restart, "progress": _saved_progress(run)}
         return {**state, **_at_epoch_start(run)}
     if run.kept.stepping:
@@ -114,7 +114,7 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None, deferred: 
         state["cut_off"] = True
         return state
     if in_batch:
-        state["settled"] = True  # this batch began after the previous batch was finished
+        state["settled"] = True  # the previous batch was finished before this batch began
         if state["data"] is not None and "given" in state["data"]:
             state["data"] = {**state["data"], "given": progress.batches_done}  # a resumed run repeats this batch
             state["samples"] = samples_done(run, state["data"])
@@ -159,14 +159,14 @@ def _window_start(run: Run) -> State | None:
     if run.kept.unchanged is None or not run.kept.unchanged():
         return None  # code has changed a parameter without an optimizer step
     then = start["progress"]()
-    # The number of windows must be equal, too: if a step was skipped because of an overflow, the loss scale has
-    # changed.
+    # The number of windows is compared, too, because a step that was skipped after an overflow has changed the loss
+    # scale.
     names = ("current_epoch", "global_step", "stepped_batches")
     if any(then[name] != getattr(progress, name) for name in names):
         return None
     start = {**start, "progress": {**then, **start.get("place", {})}}
     start.pop("place", None)
-    if callable(start["rng"]):  # add the deferred entries, which do not change during an epoch
+    if callable(start["rng"]):  # add the entries that ``deferred`` left out, which do not change during an epoch
         start.update(_of_the_loaders(run, start["data"]), rng=start["rng"]())
     return start
 
@@ -212,9 +212,7 @@ def _saved_progress(run: Run) -> State:
 
 
 def _at_epoch_start(run: Run) -> State:
-    """After an epoch has begun, and before its first batch begins, return the states from the epoch's start; else
-    return {}.
-    """
+    """Return the states from the epoch's start if the epoch has begun, but not its first batch; else return {}."""
     progress = run.progress
     starts = progress.batch_idx == -1 and not (progress.epoch_ending or progress.between_epochs)
     return run.kept.at_epoch_start if starts else {}
@@ -242,7 +240,7 @@ def samples_done(run: Run, data: State | None) -> int | None:
 
 
 def counted(state: Mapping[str, Any]) -> str:
-    """Return a text such as "30 samples": the finished samples in a result of :func:`capture`; "" if the number is
+    """Return the number of finished samples in a result of :func:`capture`, for example "30 samples"; "" if it is
     unknown.
     """
     if state.get("samples") is None:
@@ -299,8 +297,8 @@ class Options:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Context in which the optimizers have the snapshot's parameter groups, so that a checkpoint contains the
-        snapshot.
+        """Context in which the optimizers have the snapshot's parameter groups. A checkpoint that is saved inside
+        contains them.
         """
         now = [(optimizer, list(optimizer.param_groups)) for optimizer, _ in self._groups]
         try:
@@ -382,7 +380,7 @@ def watch_exceptions(run: Run) -> Callable[[], None]:
         kept.window_start = None  # the earlier snapshot is out of date
         inside = progress.slot[0] in _INSIDE_EPOCH and progress.batch_idx >= 0 and not progress.end_began
         if inside and run.restart is None and not metrics and not run.holds_gradients:
-            # a faster form of capture(): in this frequent case, most entries are constant
+            # this does the same as capture(), but faster, because most entries are constant in this case
             passes = loaders.made_passes
             start = {
                 "progress": progress.deferred_state_dict(), "rng": kept_rng_state(),
@@ -418,7 +416,7 @@ def watch_exceptions(run: Run) -> Callable[[], None]:
                 start["rank_state"] = copy.deepcopy(strategy.rank_state(run.module))
         versions = _versions(parameters)
         kept.window_start = start
-        # set in keep(), not when the step is bound: the loop may bind its step again inside a window
+        # set here for each window, because the loop may bind its step again inside a window
         kept.unchanged = lambda: _versions(parameters) == versions and _same(parameters, run.module.parameters())
 
     return keep

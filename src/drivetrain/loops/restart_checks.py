@@ -176,7 +176,7 @@ def _check_position(position: Any, own: State, place: str) -> None:
 
 
 def _check_start(state: State, position: State, place: str) -> None:
-    if not state:  # there was no state yet
+    if not state:  # the pass had not begun
         if position["given"]:
             raise WrongForm(place, f"is empty, although {position['given']} batches were fetched")
         return

@@ -1,8 +1,7 @@
 """Resume a fit at the point of its checkpoint: at the start of an epoch, inside an epoch, or after its last batch.
 
-``restart.py`` describes the saved state. The loop of a new run changes the parts of this state in a certain order, and
-this module restores the parts in this order. The random state is restored last, immediately before the next random
-number is drawn.
+``restart.py`` describes the saved state. This module restores the parts of the state in the order in which the loop of
+a new run sets them. The random state is restored last, immediately before the next random number is drawn.
 """
 
 from __future__ import annotations
@@ -42,8 +41,7 @@ Epoch = tuple[Batches, Bound]
 def enter_epoch(run: Run) -> Epoch | None:
     """Start the next epoch, or resume the epoch in which the checkpoint was saved.
 
-    Every epoch of a fit begins in this function. Only in this function does the loop of a resumed run differ from the
-    loop of a new run.
+    Every epoch of a fit begins in this function.
 
     Returns:
         The epoch's batches and its bound step; ``None`` if the checkpoint was saved after the epoch's last batch.
@@ -130,7 +128,7 @@ def _resume_middle(run: Run, state: State) -> Epoch:
     batches, bound = batches_and_step(run, loader, Resumed(done, caught_up=lambda: set_rng_state(caught_up)))
     run.book.enter_if_left(run.hooks.scope("training_step"))
     _restore_end_of_pass(run, state, batches)
-    run.restored = True  # until here, a checkpoint that is saved after an error contains the loaded state
+    run.restored = True  # from here on, a checkpoint contains this run's state, not the loaded state
     if progress.validation == "running":
         run.kept.before_validation = validation_start(run)
     if not state.get("settled"):
@@ -149,8 +147,8 @@ def _resume_middle(run: Run, state: State) -> Epoch:
 
 
 def _restore_end_of_pass(run: Run, state: State, batches: Batches) -> None:
-    """Restore the random state. If the checkpoint was saved after the last batch of a pass, also end the loader's pass
-    again, because a loader may draw random numbers when its pass ends.
+    """Restore the random state. If the checkpoint was saved after an epoch's last batch, also exhaust the loader,
+    because a loader may draw random numbers at its end.
     """
     progress, passes = run.progress, run.loaders.passes()
     data, own = state.get("data"), run.loaders.count_own_training()
@@ -159,7 +157,7 @@ def _restore_end_of_pass(run: Run, state: State, batches: Batches) -> None:
         with naming(run.resumed_from):
             passes.resume(data)
         restore_random_state(run)
-        next(batches, None)  # end the loader's pass
+        next(batches, None)  # exhaust the loader
         # checkpoints that are saved in the following validation contain this position
         state["data"] = position_after_end(passes, data)
         return
@@ -179,15 +177,15 @@ def _restore_position(run: Run, data: dict[str, Any], caught_up: dict[str, Any])
     with naming(run.resumed_from):
         if run.progress.batches_done < run.loaders.count_own_training():
             passes.resume(data)
-            set_rng_state(data.get("rng", caught_up))  # if batches were fetched ahead
+            set_rng_state(data.get("rng", caught_up))  # "rng" exists if batches were fetched ahead
             return
-        # this rank has no batch left: it repeats its last batch while other ranks continue
+        # this rank has no batch left, so it repeats its last batch while other ranks continue
         move, transfer = run.transfer
         batch = passes.last_batch(data)
         run.uneven.repeat(batch if transfer is not None else move(batch))
         passes.resume(data)
         set_rng_state(caught_up)
-        next(iter(passes), None)  # end the loader's pass
+        next(iter(passes), None)  # exhaust the loader
 
 
 def _check_order(run: Run, state: State) -> None:
@@ -207,8 +205,8 @@ def _check_order(run: Run, state: State) -> None:
 
 
 def _differences(then: Mapping[str, Any], now: Mapping[str, Any], kind: str) -> Iterator[tuple[str, str]]:
-    """For each difference between two orders of samples, yield two phrases of an error message: the difference, and a
-    description of a loader with which the fit could resume.
+    """Yield the differences between two orders of samples. Each difference is two phrases of an error message: what
+    differs, and which loader the user should pass.
     """
     sampler = now["sampler"]
     if then["sampler"] != sampler:
@@ -244,7 +242,7 @@ def _count_in_batches_of_this_loader(run: Run, state: State) -> None:
         if ranks is not None and size and of_all // size != run.progress.batches_done:
             _count_as(run, state, of_all // size)
         return
-    has_own_loader = run.window.gather is not None and rank_batches(loader) is None  # rank 0 saved its own count
+    has_own_loader = run.window.gather is not None and rank_batches(loader) is None  # only rank 0's count was saved
     if ranks is not None and (has_own_loader or found is None):
         raise CheckpointError(
             f"The checkpoint was saved in the middle of an epoch by {ranks} processes, and the samples of this "
@@ -301,7 +299,7 @@ def restore_validation_loaders(run: Run) -> None:
     """Create the validation loaders that the checkpoint's run had created, and restore their states.
 
     A sanity check calls this function after ``on_sanity_check_start``. The random state is restored later, because
-    ``val_dataloader`` may draw random numbers, and the checkpoint's run drew these numbers before it saved.
+    ``val_dataloader`` may draw random numbers. The random state was saved after such draws.
     """
     if run.restart is None or run.loaders.is_made("validate"):
         return
@@ -352,9 +350,8 @@ def _restore_window(run: Run) -> None:
 
 
 def _means_over_ranks(run: Run, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Average the ``gradients`` of all ranks, and return the means. The ranks had saved their gradients before an
-    exchange, but this run's strategy exchanges gradients in every backward pass. If losses have weights, the means are
-    weighted, too.
+    """Return the means of the ``gradients`` of all ranks. The saved gradients were not exchanged yet, but this run's
+    strategy exchanges gradients in every backward pass. If losses have weights, the means are weighted, too.
     """
     window, data, named = run.window, run.engine.strategy.data, dict(run.module.named_parameters())
     asked = data.gather_objects((list(gradients), window.reference, window.total))

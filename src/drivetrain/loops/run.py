@@ -1,4 +1,4 @@
-"""The Run, an object with all parts of a run, and the limits of a run. The functions of the loops receive a Run."""
+"""The parts of a run (:class:`Run`), which the functions of the loops receive, and the limits of a run."""
 
 from __future__ import annotations
 
@@ -112,9 +112,7 @@ ARGUMENTS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "inference_mode": ("inference_mode", _same),
     "reload_dataloaders_every_n_epochs": ("reload_every", _same),
 }
-"""For each argument of the Trainer: the field of :class:`Limits` that holds the argument's value, and a function that
-converts the value.
-"""
+"""Argument of the Trainer -> the field of :class:`Limits` that stores the argument, and a function that converts it."""
 
 
 @dataclass
@@ -139,7 +137,8 @@ class RunOptimizers:
 
 @dataclass
 class KeptStates:
-    """Earlier states of a fit, for checkpoints that resume at an earlier point: see ``restart.py``.
+    """States of a fit at earlier points. A checkpoint may contain these states, so that a run resumes at such a point:
+    see ``restart.py``.
 
     Attributes:
         saves_on_exception: whether a callback saves a checkpoint after an exception.
@@ -167,7 +166,7 @@ class KeptStates:
 
 @dataclass
 class Stopping:
-    """Requests to end a fit, and the agreements of the ranks about the end.
+    """Requests to end a fit, and what the ranks have agreed about its end.
 
     Attributes:
         stopper: a :class:`drivetrain.loops.stop.Stop`, which handles signals and time limits.
@@ -191,7 +190,7 @@ class ValidationClock:
     def restart(self) -> None:
         """Restart the clock."""
         self._began = time.monotonic()
-        self._answer = (-1, False)  # of the last call of is_over(): its argument ``batches``, and its result
+        self._answer = (-1, False)  # the argument ``batches`` and the result of the last is_over()
 
     def is_over(self, seconds: float, batches: int, strategy: Strategy) -> bool:
         """Whether ``seconds`` have passed on rank 0's clock. All calls during one batch return the same result."""
@@ -213,8 +212,7 @@ class Run:
         restored: whether the loop has restored everything from ``restart``, except the position in the training data.
         stale: whether code has changed a limit, a callback, a logger or an optimizer. If so, the loop binds its step
             again at the next batch.
-        validates_last: whether a validation at the end of an epoch runs after the epoch's end hooks. False: before
-            these hooks.
+        validates_last: whether a validation at the end of an epoch runs after the epoch's end hooks.
         uneven: the :class:`drivetrain.loops.uneven.UnevenInputs` of the pass over the training data; ``None`` with one
             rank.
         stop: ``None`` until a request to end the fit, then ``stopping.stopper``, which the loop calls at the end of
@@ -252,8 +250,8 @@ class Run:
     graphs: Any = None
 
     def __post_init__(self) -> None:
-        # Pinned memory is not used with a transfer hook: a hook may write into the batch while the device still copies
-        # it.
+        # Pinned memory is not used with a transfer hook, because the hook may write into the batch while the device
+        # still copies it.
         self.loaders.pins = self.transfer[1] is None and self.engine.accelerator.supports_pinned_memory
 
     def mark_stale(self) -> None:
@@ -281,7 +279,7 @@ class Run:
         return read
 
     def keep(self, rows: list[Row], step: int) -> None:
-        """Called if there are no loggers: rank 0's history stores the values that loggers would get."""
+        """Called if there are no loggers. Rank 0 adds the values that loggers would get to its history."""
         values = {row.name: row.value for row in rows if row.entry.to_logger}
         if values and self.engine.strategy.is_global_zero:
             self.book.history.add(values, step, self.progress.current_epoch)
@@ -343,7 +341,9 @@ class Run:
         return not self.why_not_validated()
 
     def why_not_validated(self) -> str:
-        """Return a sentence that explains why the fit does not validate, and a space; "" if the fit validates."""
+        """Return a sentence that explains why the fit does not validate, with a space at its end; "" if the fit
+        validates.
+        """
         loaders = self.loaders
         if self.limits.val_batches == 0:
             why = "limit_val_batches is 0"

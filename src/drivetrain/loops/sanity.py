@@ -25,7 +25,7 @@ def sanity_check(run: Run) -> None:
         return
     over = progress.epochs_done >= limits.max_epochs or progress.global_step >= limits.max_steps
     if over or limits.train_batches == 0 or (progress.should_stop and run.may_stop()):
-        return  # there is no training
+        return  # no training follows
     if run.restart is not None and progress.batches_done > 0 and not progress.epoch_ending:
         return  # the fit resumes inside an epoch or inside a validation
     progress.enter(Phase.SANITY_START)

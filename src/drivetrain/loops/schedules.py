@@ -59,8 +59,8 @@ class Schedules:
                 config.scheduler.step()
 
     def check_watched(self) -> None:
-        """Some schedulers do not step in every epoch. Check that the values that these schedulers monitor were logged.
-        Called at the end of a fast_dev_run, which is too short to step these schedulers.
+        """Check that the monitored value of each scheduler with a ``frequency`` above 1 was logged. Called at the end
+        of a fast_dev_run, which is too short to step these schedulers.
 
         Raises:
             NotLoggedError: a strict scheduler monitors a value that was never logged.

@@ -41,7 +41,7 @@ class Spans:
         self._open: list[str] = []  # the running actions that end at a hook, outermost first
 
     def wrap(self, action: str, call: Call) -> Call:
-        """Return ``call``, measured as an action."""
+        """Return a function that runs ``call`` and measures it as ``action``."""
         start, stop = self._start, self._stop
 
         @functools.wraps(call)
@@ -55,7 +55,9 @@ class Spans:
         return measured
 
     def of_hook(self, owner: Any, kind: str, hook: str) -> Call:
-        """Return a hook of ``owner``, measured as an action such as ``[Callback]EarlyStopping.on_train_epoch_end``."""
+        """Return a function that runs a hook of ``owner`` and measures it as an action, for example
+        ``[Callback]EarlyStopping.on_train_epoch_end``.
+        """
         return self.wrap(f"[{kind}]{type(owner).__name__}.{hook}", getattr(owner, hook))
 
     def around(self, hook: str, bound: tuple[Call, ...]) -> tuple[Call, ...]:

@@ -67,7 +67,7 @@ class SplitWindow:
         before: SplitWindow | None = run.splitter
         new_passes = load(self._strategy.facts.local_passes)
         self.passes: LocalPasses = new_passes(self._strategy) if before is None else before.passes
-        # if a step is bound inside a window, the window goes on with the state of the previous object
+        # the previous object's state, because the loop may bind a new step inside a window
         self._kept: list[_Kept] = [] if before is None else before._kept
         # the gradients of a checkpoint that was saved inside this window
         self._gradients: list[Tensor | None] | None = None if before is None else before._gradients
@@ -79,7 +79,7 @@ class SplitWindow:
     # ---- a batch -------------------------------------------------------------------------------------------------
 
     def step(self, batch: Any, batch_idx: int, position: int, last: bool, divisor: int) -> Any:
-        """Run a batch; a :data:`drivetrain.loops.pieces.Step`. With a window's last batch, the ranks exchange their
+        """Run a batch; a :data:`drivetrain.loops.pieces.Step`. After a window's last batch, the ranks exchange their
         gradients.
         """
         if not self._kept:
@@ -122,7 +122,9 @@ class SplitWindow:
             self._gradients = [None if each.grad is None else each.grad.clone() for each in self._parameters]
 
     def _run_batch(self, kept: _Kept, logs: bool) -> Any:
-        """Run one batch of the window in the current number of parts; ``logs``: keep the values that the batch logs."""
+        """Run one batch of the window in the current number of parts. ``logs``: whether to keep the values that it
+        logs.
+        """
         run, window = self._run, self._window
         if self._again:
             set_rng_state(kept.rng)
@@ -200,7 +202,8 @@ class SplitWindow:
                 buffer.copy_(before)
 
     def _vote(self, failed: bool) -> None:
-        """Exchange the ranks' numbers of parts, and use the largest; ``failed``: this rank cannot run its batch.
+        """Exchange the ranks' numbers of parts, and use the largest. ``failed``: whether this rank cannot run its
+        batch.
 
         Raises:
             RuntimeError: another rank cannot run its batch.

@@ -13,8 +13,8 @@ manual
     Only ``training_step``. In ``training_step``, the user's code calls ``manual_backward`` and the optimizers'
     ``step``. Both methods call the hooks.
 
-A strategy can change parts of the step: it overrides methods of :mod:`drivetrain.strategies.step`, and this module
-calls these methods in place of torch's operations. A strategy can also run the complete step itself (``own_step.py``).
+A strategy can override methods of :mod:`drivetrain.strategies.step` to change parts of the step. This module then calls
+these methods in place of torch's operations. A strategy can also run the complete step itself (``own_step.py``).
 """
 
 from __future__ import annotations
@@ -63,11 +63,10 @@ class BoundStep(NamedTuple):
 
 
 def make_step(run: Run) -> BoundStep:
-    """Return the bound step for this module and its optimizers.
+    """Return the step for the run's module and optimizers.
 
     Raises:
-        ConfigurationError: the optimizers, the Trainer's arguments and automatic or manual optimization are
-            incompatible.
+        ConfigurationError: the optimizers do not fit the Trainer's arguments or automatic optimization.
     """
     run.unbind()
     strategy = run.engine.strategy
@@ -199,7 +198,7 @@ def _closure(
     must_have_loss, shared = requires_closure(handle.optimizer), window.gather is not None
 
     def finish(optimizer: Optimizer) -> None:
-        if not window.batches_with_gradients:  # with zeros, momentum would still change the parameters
+        if not window.batches_with_gradients:  # with zeros, momentum would still change parameters
             for parameter in parameters_of(optimizer):
                 parameter.grad = None
         elif before_step is not None:
@@ -286,10 +285,11 @@ def _manual(run: Run) -> Step:
 def _attach(
     run: Run, handle: LightningOptimizer, before_step: Callable[[Optimizer], None], graded: Callable[[], bool]
 ) -> None:
-    """Make ``handle.step`` (the user's call) prepare and count the step, until the run binds a new step or ends.
+    """Make ``handle.step`` also prepare and count the optimizer's step, until the run ends or binds a new step.
 
     The run counts calls of ``handle.step``, not calls of ``optimizer_step``, because an override of ``optimizer_step``
-    need not step. A hook of the optimizer would count a step twice if the optimizer's class calls ``super().step()``.
+    need not step. Steps are not counted by a hook of the optimizer, because torch calls the hook twice if the
+    optimizer's class calls ``super().step()``.
     """
     progress, strategy, precision = run.progress, run.engine.strategy, run.engine.precision
     slot = progress.slot
@@ -353,7 +353,7 @@ def _attach(
         precision.stepped, uncounted = True, closure is None and bool(graded())
         loss = step_of_strategy(optimizer, evaluate, model, **kwargs)
         if uncounted and precision.stepped:
-            count()  # the hook was not called: other code made the step
+            count()  # other code made the step without calling the hook
         uncounted = False
         return loss
 
@@ -379,8 +379,8 @@ def _closing_window(run: Run, take_step: TakeStep) -> TakeStep:
 
 
 def _ends_with_step(run: Run) -> bool:
-    """Whether each batch ends with an optimizer step, and no observer, device graph or strategy needs that step as a
-    separate call.
+    """Whether one direct call can also step the optimizer. The result is false if a window may have several batches, or
+    if an observer, a device graph or the strategy needs the optimizer's step as a separate call.
     """
     is_window = run.limits.accumulate == 1 and run.window.batches_done == 0
     takes_parts = run.hooks.bind_observers("step_bound") or run.settings.cuda_graphs
@@ -394,25 +394,25 @@ def make_forward_backward(
     batch.
 
     ``calls``: direct calls (``direct.py``), or ``None``. One direct call replaces both ``zero_grad`` and ``backward``.
-    ``steps``: the direct call also steps the optimizer, because each batch is a window.
+    ``steps``: whether the direct call also steps the optimizer; only possible if each batch is a window.
     """
     train = None if calls is None else calls.train
     training_step, context = pieces.bind_training_step(run), run.engine.forward_context()
     progress, window, shared, slot = run.progress, run.window, run.window.gather is not None, run.progress.slot
 
     accumulates = run.limits.accumulate > 1 or window.batches_done > 0
-    # if a context can prevent the exchange, ranks exchange gradients only in the backward pass of a window's last batch
+    # a context that prevents the exchange of gradients in all backward passes of a window but the last
     held_back = pieces.hold_back(run) if accumulates and run.engine.strategy.facts.is_distributed else None
 
     def forward_backward(batch: Any, batch_idx: int, position: int, last: bool, divisor: int) -> Any:
         block = None if last or held_back is None else held_back()
         if block is not None:
-            block.__enter__()  # not in a wrapper function, which would cost time
+            block.__enter__()  # called directly, because a wrapper function would take time
         try:
             if context is None:
                 output = training_step(batch, batch_idx)
             else:
-                with context:  # again without a wrapper function
+                with context:
                     output = training_step(batch, batch_idx)
             loss, weight = output, None
             if type(output) is not Tensor:

@@ -136,7 +136,7 @@ def why_not_recorded(module: Any, settings: Settings, strategy: Strategy) -> str
 
 
 def why_not_now(run: Run) -> str:
-    """Return why the steps of the beginning epoch cannot be recorded; "" if no reason is known."""
+    """Return why the steps of the epoch that begins now cannot be recorded; "" if no reason is known."""
     for hook in sorted(HOOKS_IN_A_STEP):
         if owner := run.hooks.overridden(hook):
             return f"{owner} overrides {hook}, which runs inside of it"

@@ -89,9 +89,9 @@ class Stop:
 
     Attributes:
         agreed: whether all ranks are at the end of the agreed batch, so that they can use collectives.
-        answers: for each reason in this dictionary, a function. If the ranks have agreed on a batch for this reason,
-            all ranks call the function after the batch, instead of saving and ending. If the function does not raise
-            SystemExit, training continues.
+        answers: functions by reason. If the ranks have agreed on a batch for one of these reasons, they call its
+            function after the batch, instead of saving and ending. Training continues unless the function raises
+            SystemExit.
     """
 
     def __init__(
@@ -101,11 +101,11 @@ class Stop:
         self._run, self._save, self._keep_newest, self._timeout_s = run, save, keep_newest, timeout_s
         strategy = run.engine.strategy
         self._rank, self._size = strategy.global_rank, strategy.world.size
-        self._reason = ""  # the reason for which the ranks agree on a batch
-        self._wanted = ""  # the reason for which this rank requests the end
-        self._next = ""  # the reason of this rank's next request
+        self._reason = ""  # why the ranks agree on a batch, for example "SIGTERM"
+        self._wanted = ""  # why this rank has asked the fit to end
+        self._next = ""  # why this rank will ask again, after the present request
         self.answers: dict[str, Callable[[], None]] = {}
-        self._may_reach = self._last = 0  # numbers of batches: this rank's, and the highest of all
+        self._may_reach = self._last = 0  # batch numbers: this rank's, and the highest of all ranks
         self._written, self._answered, self._acted = threading.Event(), threading.Event(), threading.Event()
         self._time_over = self._saved = self._over = False
         self._interrupts = self._fit = self._round = 0
@@ -127,7 +127,7 @@ class Stop:
             # a second connection, because a request that waits would block the process's other requests
             with contextlib.suppress(RuntimeError, AttributeError):  # there is no store, or the store cannot be cloned
                 self._store = waiting.store_of_job().clone()
-            # without a store, the ranks cannot agree: signals end this rank immediately
+            # without a store, the ranks cannot agree, so signals end this rank immediately
             if self._store is None:
                 yield
                 return
@@ -141,7 +141,7 @@ class Stop:
                 self._leave()
         for reason in (self._reason, self._wanted, self._next):
             if reason in _SIGNALS.values():
-                if self._size == 1:  # else the ranks can no longer agree on a batch
+                if self._size == 1:  # several ranks could no longer agree on a batch
                     self._save(reason)
                 raise _exception(reason)
         if not self._time_over:
@@ -173,7 +173,7 @@ class Stop:
         self._run.stop = self
 
     def at_batch_end(self) -> None:
-        """End the fit if this is the agreed batch; called after a batch and its hooks while :attr:`Run.stop` is set.
+        """End the fit if this is the agreed batch. Called after each batch and its hooks while :attr:`Run.stop` is set.
 
         Raises:
             KeyboardInterrupt, SIGTERMException: this is the agreed batch, or the other ranks have not answered.

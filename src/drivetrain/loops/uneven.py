@@ -85,8 +85,8 @@ class UnevenInputs:
             self._metrics = [(metric, cloned(state_of(metric))) for metric in self._all_metrics()]
 
     def states_before(self) -> dict[int, dict[str, Any]]:
-        """If the current batch repeats this rank's last batch, return the metric objects' states from before the
-        repetition, by ``id(metric)``; else {}.
+        """Return the metric objects' states from before a repeated batch, by ``id(metric)``; {} if the current batch is
+        not a repetition.
         """
         return {id(metric): state for metric, state in self._metrics or ()}
 

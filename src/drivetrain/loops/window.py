@@ -15,7 +15,7 @@ from drivetrain.base.tree import rescale
 from drivetrain.errors import ConfigurationError
 
 Stepped = Optimizer | Sequence[Optimizer] | None
-"""One or more optimizers, whose parameters have a window's gradients; or ``None``."""
+"""The optimizer or optimizers whose parameters have a window's gradients; ``None`` if there is no optimizer."""
 
 
 @dataclass(slots=True, eq=False)
@@ -112,7 +112,7 @@ class Window:
             setattr(self, name, state[key])
 
     def place(self) -> dict[str, int]:
-        """Return the number of finished batches and the window's size, for every checkpoint of a fit."""
+        """Return the number of finished batches and the window's size, which every checkpoint of a fit contains."""
         return {"held": self.batches_done, "divisor": self.size}
 
     def restore_place(self, state: dict[str, Any]) -> None:
@@ -123,7 +123,7 @@ class Window:
         """Return ``loss`` times its weight, divided by the largest weight so far. If the largest weight changes,
         rescale the existing gradients.
 
-        ``again``: a closure runs again. The batch's weight was counted when the closure first ran.
+        ``again``: the optimizer calls the closure again for this batch, whose weight is already counted.
 
         Raises:
             ConfigurationError: an earlier batch of this window returned a loss without a weight.
