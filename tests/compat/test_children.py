@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -114,6 +115,14 @@ def test_another_sitecustomize_runs_in_its_own_name(answer: Answer, tmp_path: Pa
     environ = inherited_environment(theirs=str(tmp_path / "theirs"))
     code = "import sitecustomize, lightning; print(sitecustomize.VALUE, lightning.__version__)"
     assert answer("-c", code, **environ).split() == ["theirs", "3", "2.6.6"]
+
+
+def test_the_startup_files_of_two_installations_run_once_each(answer: Answer, tmp_path: Path) -> None:
+    copy = tmp_path / "second"
+    shutil.copytree(Path(children.__file__).parent / "startup", copy, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "sitecustomize.py").write_text("print('theirs')\n", encoding="utf-8")
+    environ = inherited_environment(second=str(copy), theirs=str(tmp_path))
+    assert answer("-c", "import lightning; print(lightning.__version__)", **environ).split() == ["theirs", "2.6.6"]
 
 
 def test_a_python_without_drivetrain_starts_as_ever(answer: Answer, tmp_path: Path) -> None:

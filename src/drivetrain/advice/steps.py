@@ -56,7 +56,8 @@ class AutomaticWatch(_EpochWatch):
         # parameters on the meta device are on other ranks
         here = [each for each in parameters_of(optimizers[0]) if not each.is_meta]
         trained = {id(each) for each in here if each.requires_grad}
-        named = [name for name, each in run.module.named_parameters() if id(each) in trained - reached]
+        unreached = trained - reached
+        named = [name for name, each in run.module.named_parameters() if id(each) in unreached]
         if named and trained & reached:
             rank_zero_info(
                 f"Parameters that an optimizer has and that no gradient has reached so far: {len(named)}, for example "

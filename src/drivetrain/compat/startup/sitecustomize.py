@@ -18,7 +18,9 @@ def _install() -> None:
 def _chain() -> None:
     """Run the next ``sitecustomize.py`` on ``sys.path``, which this file hides from Python."""
     here = os.path.dirname(os.path.abspath(__file__))
-    path = [entry for entry in sys.path if os.path.abspath(entry) != here]
+    before = [index for index, entry in enumerate(sys.path) if os.path.abspath(entry) == here]
+    # only later entries: another installation of drivetrain may have run this file as its next sitecustomize.py
+    path = sys.path[before[-1] + 1 :] if before else sys.path
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", path)
     if spec is not None and spec.loader is not None:
         module = importlib.util.module_from_spec(spec)
