@@ -39,28 +39,22 @@ _PACKAGES = {
 _TIMES = ("LastModified", "mtime", "last_modified", "created", "updated")
 
 
-def is_known(path: Any) -> bool:
-    """Return whether ``path`` is an address with a protocol that fsspec supports, even if the package for the protocol
-    is missing.
-    """
-    if not files.is_remote(path):
-        return False
-    protocol = _protocol(os.fspath(path))
+def is_known(address: str | os.PathLike[str]) -> bool:
+    """Return whether fsspec supports the protocol of ``address``, even if the package for the protocol is missing."""
+    protocol = _protocol(os.fspath(address))
     if importlib.util.find_spec("fsspec") is None:
         return protocol in _PACKAGES
 
     return "::" in protocol or protocol in fsspec.available_protocols()
 
 
-def check(path: Any) -> None:
+def check(address: str | os.PathLike[str]) -> None:
     """Check, without a request, that this process can use the file system of an address.
 
     Raises:
         ConfigurationError: a package is missing, or fsspec does not support the protocol.
     """
-    if not files.is_remote(path):
-        return
-    address = os.fspath(path)
+    address = os.fspath(address)
     protocol = _protocol(address)
     if importlib.util.find_spec("fsspec") is None:
         packages = f"fsspec {_PACKAGES.get(protocol, '')}".rstrip()
@@ -82,17 +76,18 @@ def check(path: Any) -> None:
         ) from error
 
 
-def check_writable(path: Any) -> None:
+def check_writable(address: str | os.PathLike[str]) -> None:
     """Call :func:`check`, and check that the address's protocol allows writing.
 
     Raises:
         ConfigurationError: as in :func:`check`, or the file system is read-only.
     """
-    if files.is_remote(path) and _protocol(os.fspath(path)) in _READ_ONLY:
+    if _protocol(os.fspath(address)) in _READ_ONLY:
         raise ConfigurationError(
-            f"{os.fspath(path)} can only be read. Write to a local path, or to an address such as s3://bucket/folder."
+            f"{os.fspath(address)} can only be read. Write to a local path, or to an address such as "
+            "s3://bucket/folder."
         )
-    check(path)
+    check(address)
 
 
 def check_argument(owner: str, name: str, value: Any) -> None:

@@ -21,7 +21,7 @@ from drivetrain.base.introspect import overrides
 from drivetrain.base.lazy import on_first_use
 from drivetrain.base.registry import Registry
 from drivetrain.base.tree import map_leaves
-from drivetrain.checkpoints.io import CheckpointIO, background_of, behind, unreachable
+from drivetrain.checkpoints.io import CheckpointIO, background_of, is_address, unreachable
 from drivetrain.errors import (
     CheckpointError,
     CheckpointNameError,
@@ -85,7 +85,7 @@ class TorchCheckpointIO(CheckpointIO):
             _refused.reset(token)
 
     def is_sharded(self, path: str | Path) -> bool:
-        if behind(path) is None and not os.path.isdir(path):
+        if not is_address(path) and not os.path.isdir(path):
             return False
 
         if not files.is_remote(path):
@@ -147,7 +147,7 @@ class TorchCheckpointIO(CheckpointIO):
                 ) from error
             if weights_only is None and parity.current().pickle:
                 return self._load(source, name, map_location, weights_only=False)
-            if (objects := foreign.read_foreign(rewound(source), map_location, name)) is not None:
+            if (objects := foreign.read_foreign(rewound(source), name, map_location)) is not None:
                 return objects
             raise CheckpointError(
                 f"{name} holds objects that are no plain data, and unpickling them could run code: {_reason(error)}. "
@@ -178,7 +178,7 @@ class TorchCheckpointIO(CheckpointIO):
             yield local
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        is_remote = behind(path) is not None
+        is_remote = is_address(path)
         try:
             if self.is_sharded(path) if is_remote else os.path.isdir(path) and not os.path.islink(path):
                 sharded.remove(sharded.place(path))
@@ -280,21 +280,23 @@ def entries(path: str | Path) -> dict[str, Any]:
 
 def writes_files(store: CheckpointIO) -> bool:
     """Return whether ``store`` writes the files and folders of :class:`TorchCheckpointIO`."""
-    store = _behind_background(store)
-    return isinstance(store, TorchCheckpointIO) and not overrides(store, "save_checkpoint", TorchCheckpointIO)
-
-
-def _behind_background(store: CheckpointIO) -> CheckpointIO:
-    background = background_of(store)
-    return store if background is None else background.checkpoint_io
+    return _keeps_method(store, "save_checkpoint")
 
 
 def reads_files(store: CheckpointIO) -> bool:
     """Return whether ``store`` loads checkpoints in the format of :class:`TorchCheckpointIO`. :func:`entries` can read
     only these checkpoints.
     """
-    store = _behind_background(store)
-    return isinstance(store, TorchCheckpointIO) and not overrides(store, "load_checkpoint", TorchCheckpointIO)
+    return _keeps_method(store, "load_checkpoint")
+
+
+def _keeps_method(store: CheckpointIO, name: str) -> bool:
+    """Return whether ``store``, or the store that it writes to in the background, has this method of
+    :class:`TorchCheckpointIO`.
+    """
+    if (background := background_of(store)) is not None:
+        store = background.checkpoint_io
+    return isinstance(store, TorchCheckpointIO) and not overrides(store, name, TorchCheckpointIO)
 
 
 def refused_here() -> list[str] | None:

@@ -97,16 +97,14 @@ def placeholders(tree: Any) -> Iterator[tuple[str, str]]:
         todo.extend(reversed(below))
 
 
-def read_foreign(
-    path: str | Path | IO[bytes], map_location: Any = "cpu", name: str | None = None
-) -> dict[str, Any] | None:
-    """Read another trainer's checkpoint at ``path``, with a :class:`Placeholder` for every value that is not plain
-    data. One warning names these values.
+def read_foreign(source: Path | IO[bytes], name: str, map_location: Any = "cpu") -> dict[str, Any] | None:
+    """Read another trainer's checkpoint, with a :class:`Placeholder` for every value that is not plain data. One
+    warning names these values.
 
     Args:
-        path: a file in torch's present or older format, or an open file.
+        source: the path of a file in torch's present or older format, or an open file.
+        name: the file's name in messages.
         map_location: the device for tensors, as for ``torch.load``.
-        name: the file's name in messages; ``None``: its path.
 
     Returns:
         The checkpoint; ``None`` if drivetrain wrote the file, or if the file has neither a ``state_dict`` nor
@@ -115,8 +113,6 @@ def read_foreign(
     Raises:
         CheckpointError: the file cannot be read.
     """
-    source = Path(path) if isinstance(path, (str, Path)) else path
-    name = str(path) if name is None else name
     loaded = read_objects(source, name, map_location=map_location)
     if not isinstance(loaded, dict) or not loaded.keys() & {"state_dict", "pytorch-lightning_version"}:
         return None

@@ -7,7 +7,6 @@ import math
 import os
 import re
 import sys
-import types
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -43,10 +42,9 @@ class FileAnswers:
         Raises:
             CheckpointError: the server of an address cannot be reached.
         """
-        if (remote := behind(path)) is not None:
+        if is_address(path):
             with unreachable(path):
-                time: float | None = remote.written_at(path)
-            return time
+                return remote.written_at(path)
         try:
             return os.path.getmtime(path)
         except (OSError, ValueError):
@@ -70,10 +68,9 @@ class FileAnswers:
         Raises:
             CheckpointError: the server of an address cannot be reached.
         """
-        if (remote := behind(folder)) is not None:
+        if is_address(folder):
             with unreachable(folder):
-                found: list[str] = remote.find(folder, pattern)
-            return found
+                return remote.find(folder, pattern)
         return [str(path) for path in Path(folder).glob(pattern)]
 
     def is_complete(self, path: str | Path) -> bool:
@@ -101,7 +98,7 @@ class FileAnswers:
             CheckpointError: the checkpoint could not be copied. The previous checkpoint at ``path`` is unchanged.
         """
         wait_for(self, source)
-        is_remote = behind(source) is not None or behind(path) is not None
+        is_remote = is_address(source) or is_address(path)
         if not is_remote and not os.path.exists(source):  # this store keeps the checkpoint elsewhere
             if not replaces and self.exists(path):
                 return False
@@ -259,11 +256,9 @@ def background_of(store: FileAnswers) -> AsyncCheckpointIO | None:
     return store if module is not None and isinstance(store, module.AsyncCheckpointIO) else None
 
 
-def behind(path: str | Path) -> types.ModuleType | None:
-    """Return the module that reads and writes at the address ``path``; ``None`` for a local path, or for an address
-    that fsspec does not support.
-    """
-    return remote if files.is_remote(path) and remote.is_known(path) else None
+def is_address(path: str | Path) -> bool:
+    """Return whether ``path`` is an address with a protocol that fsspec supports, such as ``s3://bucket/run``."""
+    return files.is_remote(path) and remote.is_known(path)
 
 
 @contextlib.contextmanager
