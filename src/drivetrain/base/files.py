@@ -274,8 +274,6 @@ def move(source: Path, target: Path, new: bool = False) -> None:
     if new:
         try:
             os.link(source, target)  # unlike a rename, link() fails if the file exists
-        except FileExistsError:
-            raise
         except (OSError, NotImplementedError) as error:
             if not isinstance(error, NotImplementedError) and error.errno not in _NO_LINKS:
                 raise

@@ -194,8 +194,7 @@ def _new_memory() -> int:
         if hasattr(os, "memfd_create"):
             stack.callback(os.close, descriptor := os.memfd_create("drivetrain-checkpoint"))
         else:
-            folder = stack.enter_context(tempfile.TemporaryDirectory())
-            descriptor = stack.enter_context(open(os.path.join(folder, "memory"), "x+b")).fileno()
+            descriptor = stack.enter_context(tempfile.TemporaryFile()).fileno()
         return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
 
 
