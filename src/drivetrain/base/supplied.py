@@ -1,5 +1,6 @@
-"""Functions that a lower layer declares and calls, and that a higher layer defines. Without the higher layer, a default
-runs. A table in ``drivetrain/__init__.py`` connects the functions, so the lower layer does not name the higher layer.
+"""Functions that a lower layer declares and calls, and that a higher layer replaces. A table in
+``drivetrain/__init__.py`` names the replacements, so a lower layer imports no higher layer. Without a replacement, the
+function's own body runs.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ def supply(functions: Mapping[str, str]) -> None:
 
 
 def supplied(default: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a function that a higher layer may replace. Without a replacement, ``default`` itself runs. A call
-    imports the module of the replacement.
+    """Decorate a function that a higher layer may replace. The first call imports the module of the replacement.
+    Without a replacement, ``default`` itself runs.
     """
     key = f"{default.__module__}:{default.__name__}"
 

@@ -9,14 +9,14 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-# Matches a text that is a string without quotes in every version of YAML.
+# Matches strings that need no quotes in any version of YAML.
 _PLAIN = re.compile(r"[A-Za-z_/](?:[\w./@%+=~-]|:(?=[^\s]))*(?: (?!#)(?:[\w./@%+=~-]|:(?=[^\s]))+)*")
 _WORDS = frozenset({"null", "true", "false", "yes", "no", "on", "off", "y", "n"})
 # Characters that YAML must escape, and lone surrogates, which UTF-8 cannot encode.
 _ESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
 
 _KEYS = (str, int, float, bool, type(None))
-# A longer key gets the mark "?", because YAML readers reject keys above 1024 bytes without the mark.
+# A longer key is written after "? ", because YAML readers reject other keys above 1024 bytes.
 _LONGEST_KEY = 120
 
 

@@ -51,8 +51,8 @@ EMPTY_PATH = (
 )
 """The advice in an error message about an empty path."""
 
-# Inside new_files(), where no file may be replaced: the list of paths at which a file existed already. Each thread has
-# its own list.
+# In a context of new_files(), no file is replaced. Then this is the list of the paths at which a file already existed.
+# Each thread has its own list.
 _refused: ContextVar[list[str] | None] = ContextVar("refused", default=None)
 
 
@@ -126,7 +126,7 @@ class TorchCheckpointIO(CheckpointIO):
     ) -> dict[str, Any]:
         if isinstance(source, Path) and self.is_sharded(source):
             return move_to(sharded.read(source), map_location)
-        # os.path.isfile accepts any name, unlike Path.is_file
+        # unlike Path.is_file, os.path.isfile raises no error for an impossible name
         if isinstance(source, Path) and not os.path.isfile(source):
             if not name:
                 raise NoCheckpointError(f"There is no checkpoint at ''. {EMPTY_PATH}")
@@ -258,7 +258,7 @@ def save(
 
 
 def cure_of(number: int | None) -> str:
-    """Return the advice in an error message about an errno of the local file system."""
+    """Return the advice for an error message about this errno of a local file system."""
     return _CURES.get(number or 0, "Free some space or choose another default_root_dir.")
 
 
@@ -291,8 +291,8 @@ def reads_files(store: CheckpointIO) -> bool:
 
 
 def _keeps_method(store: CheckpointIO, name: str) -> bool:
-    """Return whether ``store``, or the store that it writes to in the background, has this method of
-    :class:`TorchCheckpointIO`.
+    """Return whether ``store`` is a :class:`TorchCheckpointIO` that does not override the method ``name``. For a store
+    that writes in the background, check the inner store.
     """
     if (background := background_of(store)) is not None:
         store = background.checkpoint_io
@@ -314,7 +314,7 @@ def move_to(tree: Any, location: Any) -> Any:
 
 
 def _check_location(location: Any, name: str) -> None:
-    """After a file could not be read, check that this process can use the device ``location``.
+    """Check that this process can use the device ``location``. Called if a file could not be read.
 
     Raises:
         ConfigurationError: this process cannot create tensors on the device, so the file may be undamaged.
@@ -364,7 +364,7 @@ def _unwritten(target: Path | str, why: str, cure: str) -> CheckpointError:
 
 
 def name_of(path: str | Path | IO[bytes]) -> str:
-    """Return a name for messages: the path, or the path or class of an open file."""
+    """Return the path, or the name or class of an open file, for messages."""
     if isinstance(path, (str, os.PathLike)):
         return os.fspath(path)
     name = getattr(path, "name", None)
@@ -372,7 +372,7 @@ def name_of(path: str | Path | IO[bytes]) -> str:
 
 
 def opened(path: str | Path | IO[bytes]) -> Path | IO[bytes]:
-    """Return ``path`` for torch and zipfile, as a path or as an open file at the beginning of the checkpoint.
+    """Return ``path`` as a ``Path``, or as an open file that begins with the checkpoint.
 
     Raises:
         ConfigurationError: ``path`` is neither a path nor a readable file.

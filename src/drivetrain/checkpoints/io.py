@@ -25,7 +25,7 @@ with on_first_use:
 
 
 class FileAnswers:
-    """The methods with which a store finds, copies and awaits checkpoints in local files or at addresses of fsspec.
+    """The methods of a store that find, copy and wait for checkpoints, in local files or at fsspec addresses.
 
     A store that keeps checkpoints elsewhere overrides some of these methods.
     """
@@ -37,7 +37,8 @@ class FileAnswers:
     # ---- existing checkpoints ------------------------------------------------------------------------------------
 
     def written_at(self, path: str | Path) -> float | None:
-        """Return when the checkpoint at ``path`` was written, in seconds of any clock; ``None`` without a checkpoint.
+        """Return the time at which the checkpoint at ``path`` was written, in seconds; ``None`` without a checkpoint.
+        The times are only compared with each other, so a store can use any clock.
 
         Raises:
             CheckpointError: the server of an address cannot be reached.
@@ -160,7 +161,7 @@ class CheckpointIO(FileAnswers, ABC):
     def register_checkpoint_ios(cls, checkpoint_registry: Registry[CheckpointIO]) -> None:
         """Register the class under its names: ``checkpoint_registry.register("name", cls, description="...")``.
 
-        If a subclass defines this method, its ``class`` statement registers the class. No call is needed.
+        The ``class`` statement of a subclass calls this method, if the subclass defines it.
         """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -206,8 +207,8 @@ class CheckpointIO(FileAnswers, ABC):
 
     @contextlib.contextmanager
     def new_files(self) -> Iterator[list[str]]:
-        """Return a context in which this thread replaces no existing checkpoint. The context yields a list of the paths
-        at which nothing was written, because another process had written a file there. If the store cannot detect
+        """Return a context in which this thread replaces no existing checkpoint. The context yields a list. If a file
+        already exists at a path, the store writes nothing and adds the path to the list. If the store cannot detect
         existing files, the list stays empty.
         """
         yield []
@@ -281,8 +282,8 @@ def unreachable(path: str | Path) -> Iterator[None]:
 
 def newest_first(store: CheckpointIO, paths: Iterable[str]) -> list[str]:
     """Sort ``paths`` so that the newest checkpoint comes first, and paths without a checkpoint last. Object stores
-    record times in whole seconds, so times can be equal. Then the greater name comes first, with numbers compared as
-    numbers: "last-v1" before "last", "epoch=10" before "epoch=9".
+    record times in whole seconds, so times can be equal. Then the function compares the names, with numbers as numbers.
+    For example, "last-v1" comes before "last", and "epoch=10" before "epoch=9".
     """
     times = {path: store.written_at(path) for path in paths}
 

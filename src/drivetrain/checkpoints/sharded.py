@@ -8,11 +8,11 @@
       3f9a1c20.rank0.bin        tensors, as raw bytes
       3f9a1c20.rank0.parts.json where each part of these tensors is, if the manifest would be too long
 
-The manifest is written last. The folder may also be at an address such as ``s3://bucket/model.ckpt``: then each process
-uploads its own files. No file of the checkpoint is pickled. The eight digits are new in every save. The old files stay
-until the new manifest has replaced the old manifest, so after a crash the old or the new checkpoint is complete. A
-folder without a manifest is not a checkpoint. Tensors have the names that ``torch.distributed.checkpoint`` derives from
-the module's parameters.
+The manifest is written last. If the folder is at an address such as ``s3://bucket/model.ckpt``, each process uploads
+its own files. No file of the checkpoint is pickled. The eight digits are new in every save. The old files stay until
+the new manifest has replaced the old one. So after a crash, either the old or the new checkpoint is complete. A folder
+without a manifest is not a checkpoint. Tensors have the names that ``torch.distributed.checkpoint`` derives from the
+module's parameters.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from drivetrain.errors import CheckpointError
 MANIFEST = "manifest.json"
 _FORMAT = "drivetrain sharded checkpoint"
 _OWN_FILE = re.compile(r"[0-9a-f]{8}\..*(\.bin|state\.json|parts\.json)")
-_VERSION = 2  # version 1: the manifest itself lists all parts
+_VERSION = 2  # in version 1, the manifest itself lists all parts
 
 Folder = Path | str
 """A local folder, or the address of a folder."""
@@ -122,7 +122,7 @@ def _measures(receipt: Mapping[str, Any]) -> dict[str, int]:
 
 
 def entries_of(tensors: Mapping[str, Tensor]) -> dict[str, Stored]:
-    """Return the manifest's entries for ``tensors``, still without parts."""
+    """Return the manifest's entries for ``tensors``, without a list of parts."""
     return {name: Stored(str(each.dtype).removeprefix("torch."), tuple(each.shape)) for name, each in tensors.items()}
 
 
@@ -131,7 +131,7 @@ def list_apart(folder: Folder, name: str, written: Written, processes: int, writ
     ``name``.
 
     Returns:
-        ``written``, or a copy of ``written`` with the file instead of the parts.
+        ``written`` itself, or a new :class:`Written` that has the file instead of the parts.
     """
     if sum(len(each.pieces) for each in written.tensors.values()) * processes <= part_lists.MOST_IN_MANIFEST:
         return written
@@ -182,8 +182,8 @@ def commit(folder: Folder, save: str, tree: Any, everyones: Iterable[Written], w
 
 
 def discard(folder: Folder, save: str) -> None:
-    """Remove the files of a failed save, and then the folder, if it is empty. If the manifest names the files, the
-    files stay.
+    """Remove the files of a failed save, and then the folder, if it is empty. If the manifest names the files, keep
+    them.
     """
     with contextlib.suppress(OSError, CheckpointError):
         if is_checkpoint(folder) and str(_manifest(folder).get("state")).startswith(f"{save}."):
@@ -252,7 +252,7 @@ def read(path: Folder, lazy: tuple[str, ...] = (), single: bool = False) -> Any:
     Args:
         path: the folder.
         lazy: prefixes of names. A tensor with one of these prefixes is returned unread, as a :class:`StoredTensor`.
-        single: whether ``lazy`` applies to a tensor that has a single part. If False, the tensor is read.
+        single: whether a tensor with a single part is returned unread, too.
 
     Raises:
         CheckpointError: a file is missing or damaged.

@@ -44,7 +44,7 @@ def _elapsed(value: timedelta) -> tuple[int, int, int]:
 
 
 ENCODERS: dict[type, tuple[str, Callable[[Any], Any]]] = {
-    # A Path becomes a Path of the reading machine, on Posix or Windows.
+    # A Path is restored as a Path of the machine that reads it, which may be Posix or Windows.
     **{kind: ("path", lambda value: ("Path", str(value))) for kind in (PosixPath, WindowsPath)},
     **{kind: ("path", lambda value: (type(value).__name__, str(value))) for kind in (PurePosixPath, PureWindowsPath)},
     bytes: ("bytes", list),
