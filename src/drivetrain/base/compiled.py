@@ -17,8 +17,8 @@ from torch import nn
 
 from drivetrain.base import torch_private
 
-# The name of the attribute of a compiled call that stores the call's context. A copied or unpickled module has neither
-# the call nor the attribute.
+# A compiled call stores its context, the ``dynamo_ctx`` of torch.compile, in this attribute. A copied or unpickled
+# module has neither the call nor the attribute.
 _CONTEXT = "drivetrain_context"
 _WRAPPER = f"{torch_private.WRAPPED}."
 _IN_A_NAME = re.compile(rf"(?<![^.]){re.escape(_WRAPPER)}")
@@ -142,8 +142,8 @@ def plain_names(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def own_names(module: nn.Module, state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return ``state`` with the names that ``module`` uses: with ``_orig_mod.`` for each wrapper in ``module``, and
-    nowhere else.
+    """Return ``state`` with names that fit ``module``. Names have the prefix ``_orig_mod.`` only where ``module`` has a
+    wrapper.
     """
     wrapped = [
         f"{name}." for name, _ in module.named_modules(remove_duplicate=False) if f".{name}.".endswith(f".{_WRAPPER}")

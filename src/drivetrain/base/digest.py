@@ -35,8 +35,8 @@ def digest(values: Iterable[Any]) -> str:
 def numbers_of(tensors: list[Tensor]) -> list[int]:
     """Return a 64-bit fingerprint of each tensor's content. The fingerprint of a meta tensor or quantized tensor is 0.
 
-    The function waits for the devices only once. For a tensor on the host, the fingerprint is the beginning of a SHA-1
-    digest, which is about 20 times as fast as arithmetic on tensors.
+    The function waits for the devices only once. For a tensor on the host, the fingerprint is the beginning of its
+    SHA-1 digest. SHA-1 is about 20 times as fast as arithmetic on tensors.
     """
     found: list[int] = [0] * len(tensors)
     rest: list[int] = []

@@ -26,8 +26,9 @@ class Operations(DispatchMode):  # type: ignore[no-untyped-call]
     Collectives are left out, because their results may not be complete yet.
 
     Args:
-        place: a function that returns the place of an operation. The function gets the frame that called the operation,
-            or ``None`` in a thread of torch. If the function returns ``None``, the operation is left out.
+        place: a function that returns the program line of an operation, such as "train.py:12: loss = f(x)". The
+            function gets the frame that called the operation, or ``None`` in a thread of torch. If the function returns
+            ``None``, the operation is left out.
     """
 
     def __init__(self, place: Callable[[Any], str | None]) -> None:

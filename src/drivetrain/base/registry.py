@@ -1,5 +1,5 @@
-"""Find classes by name: in the files of a folder, among users' registrations, and in entry points of installed
-packages.
+"""Find classes by name. A class is in a file of a folder, or a user registers it, or it is an entry point of an
+installed package.
 
 Each folder has a contract, which is an abstract class. The file ``<folder>/<name>.py`` defines one public subclass,
 which users select as ``"<name>"``. A class can register more names, with arguments, in a classmethod. The contract
@@ -62,7 +62,7 @@ class Registry(Generic[T]):
     Args:
         package: the folder, for example ``"drivetrain.loggers"``.
         contract: the module in the folder that defines the abstract class, for example ``"logger"``.
-        kind: the word for an entry in messages, for example ``"logger"``.
+        kind: the word for a class of this registry in messages, for example ``"logger"``.
         by_file: whether the name of a file is the name of its class. If False, classes register their names themselves,
             so the first use imports all files of the folder.
         group: the entry-point group of installed packages; ``None``: the name of ``package``.
@@ -80,7 +80,7 @@ class Registry(Generic[T]):
         self._read: dict[str, metadata.EntryPoint] = {}
         self._read_from: tuple[Any, ...] = ()
 
-    kind: str = reads("_kind", "The word for an entry in messages.")
+    kind: str = reads("_kind", "The word for a class of this registry in messages.")
 
     # ---- names ---------------------------------------------------------------------------------------------------
 
@@ -108,8 +108,8 @@ class Registry(Generic[T]):
 
         Raises:
             ConfigurationError: ``override`` is False, and another class or a file of the folder has this name. Or the
-                name is not a string, or ``cls`` is not a subclass of the contract with the parameters ``init_params``.
-                Registering the same class again is allowed, as when a notebook cell runs twice.
+                name is not a string, ``cls`` is not a subclass of the contract, or its constructor does not accept
+                ``init_params``. Registering the same class again is allowed, as when a notebook cell runs twice.
         """
         self._check_text(name)
         if cls is None:

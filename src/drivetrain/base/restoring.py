@@ -100,13 +100,13 @@ Form = Any
 """The type and structure of a saved value. Each form is declared beside the code that saves the value. A form is one
 of:
 
-- a type, for an instance of the type;
-- ``{"name": form, "other?": form}``: for a mapping with these entries. The entries with "?" may be missing, and there
-  may be more entries;
-- ``{str: form}``: for a mapping of strings to values of the form;
-- ``[form]``: for a list or tuple of values of the form;
-- a function that gets the value and the value's place, and raises :class:`WrongForm` for a wrong value;
-- a tuple, for an instance of one of the types in the tuple that also has all other forms in the tuple. If the tuple
+- a type: the value is an instance of the type.
+- ``{"name": form, "other?": form}``: the value is a mapping with these entries. Entries with "?" may be missing. Other
+  entries are allowed.
+- ``{str: form}``: the value is a mapping of strings to values of the form.
+- ``[form]``: the value is a list or tuple of values of the form.
+- a function: it gets the value and the value's place, and raises :class:`WrongForm` for a wrong value.
+- a tuple: the value is an instance of one of the types in the tuple, and has all other forms in the tuple. If the tuple
   contains ``None``, the value may be ``None``.
 """
 
@@ -242,7 +242,7 @@ def check_form(saved: Any, own: Any, place: str = "") -> None:
 _TRIED = frozenset({
     "ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD",
 })  # fmt: skip
-# Options that some versions of torch lack. If a state lacks these options, an optimizer adds them.
+# Options that some versions of torch lack. If a loaded state lacks one of these options, the optimizer adds it.
 _LATER_OPTIONS = frozenset({
     "amsgrad", "capturable", "decoupled_weight_decay", "differentiable", "foreach", "fused", "initial_lr", "maximize",
     "nesterov", "param_names", "swap",

@@ -32,8 +32,8 @@ def warn_if_misspelt(who: str, name: str | None, logged: Iterable[str]) -> None:
 
 
 def misspelt(name: str, known: Iterable[str]) -> str | None:
-    """Return a known name that differs from ``name`` in one or two letters; ``None`` if ``name`` itself is known, or if
-    no name is similar.
+    """Return a known name that differs from ``name`` in one or two letters. Return ``None`` if there is no such name,
+    or if ``name`` itself is known.
 
     Unlike :func:`closest`, this function does not take "train_loss" for "val_loss", or "top1" for "top5".
     """

@@ -43,9 +43,9 @@ def instead_of(owner: str, name: str) -> str | None:
     """Return advice about a name that other libraries have and ``owner`` lacks; ``None`` if the name is unknown.
 
     Args:
-        owner: the name of a package; "Trainer" for an argument of the Trainer; "trainer", "LightningModule" or "Engine"
-            for an attribute; "a call" for an argument of another class or of a method.
-        name: the name; for "a call", with the class or method, as in "ModelCheckpoint.filepath".
+        owner: the name of a package for an import, "Trainer" for an argument of the Trainer, "trainer",
+            "LightningModule" or "Engine" for an attribute, and "a call" for an argument of another class or method.
+        name: the missing name. For "a call", it includes the class or method, as in "ModelCheckpoint.filepath".
     """
     return None
 

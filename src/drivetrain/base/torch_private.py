@@ -256,7 +256,7 @@ def module_inside(module: Any) -> Any:
 
 
 def compiled_by(context: Any, module: nn.Module, function: Any) -> Any:
-    """Compile ``function``, which runs ``module``, as ``module.compile()`` does. ``context`` has the arguments of
+    """Compile ``function``, a method of ``module``, as ``module.compile()`` does. ``context`` has the arguments of
     torch.compile.
     """
     if _rules.check(module.forward):  # torch.compile would skip the functions of torch's own modules
@@ -377,8 +377,8 @@ def rebuild_buckets(model: nn.parallel.DistributedDataParallel) -> None:
 
 
 def exchange_after_first_pass(model: Any) -> None:
-    """Let DDP with a static graph exchange all gradients at the end of the first backward pass, as DDP does after its
-    ``forward``.
+    """Let DDP with a static graph exchange all gradients at the end of the first backward pass. DDP's ``forward`` does
+    the same.
     """
     if model.static_graph and not model._static_graph_delay_allreduce_enqueued:
         model._static_graph_delay_allreduce_enqueued = True
@@ -483,8 +483,8 @@ _unpickler: Any = Later("torch._weights_only_unpickler")
 
 
 def allowed_in_pickles() -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the objects that ``torch.load(weights_only=True)`` accepts, by name. The second dictionary contains only
-    the objects that the program has added.
+    """Return two dictionaries from names to objects. The first has all objects that ``torch.load(weights_only=True)``
+    accepts. The second has only the objects that the program has added.
     """
     users: dict[str, Any] = _unpickler._get_user_allowed_globals()
     return {**_unpickler._get_allowed_globals(), **users}, users

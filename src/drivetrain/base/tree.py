@@ -78,8 +78,8 @@ def move(batch: Any, device: torch.device) -> Any:
     """Return ``batch`` with every leaf on ``device``.
 
     A copy to a device does not block the host, because later operations on the device's stream wait for the copy. A
-    copy to the host, or to a device type in :data:`BLOCKING`, blocks the host, because otherwise the host could read or
-    write too early. A leaf that is already on ``device`` is returned unchanged.
+    copy to the host, or to a device type in :data:`BLOCKING`, blocks the host. Otherwise, the host could read or write
+    too early. A leaf that is already on ``device`` is returned unchanged.
     """
     kind = type(batch)
     if kind is list or kind is tuple:

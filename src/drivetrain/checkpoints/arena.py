@@ -33,8 +33,8 @@ class NoRoomError(Exception):
 class Arena:
     """Host memory that holds copies of a checkpoint's tensors. The next checkpoint reuses this memory.
 
-    The memory is a file without a name. Another process can map the file with its descriptor. The file grows to the
-    size of the largest checkpoint. The copies stay until :meth:`clear` is called.
+    The memory is a file without a name. A process that inherits the file's descriptor can map the file. The file grows
+    to the size of the largest checkpoint. The copies stay until :meth:`clear` is called.
 
     Attributes:
         descriptor: the open file.

@@ -27,7 +27,8 @@ _LONG_S = 60.0  # the wait after which a line is logged
 
 
 class Later:
-    """An entry of a checkpoint that is computed only when the checkpoint is written, such as checksums of files.
+    """An entry of a checkpoint that is computed only when the checkpoint is written. An example is the checksum of a
+    file.
 
     Args:
         value: a function that returns the entry. The thread of :class:`AsyncCheckpointIO` calls the function once.
@@ -76,11 +77,11 @@ class AsyncCheckpointIO(CheckpointIO):
         # the running and failed writes by path, until the error of a failed write is raised
         self._writes: dict[str, Future[Any]] = {}
         self._running: list[Future[Any]] = []  # the writes of the last save
-        self._copies: Future[None] = Future()  # done when all copies are made, or queued on devices
+        self._copies: Future[None] = Future()  # completed when all copies are made, or queued on devices
         self._copies.set_result(None)
         self._saving = 0  # the number of open contexts of one_save()
         self._in_place = False  # whether tensors are written without a copy (see hold())
-        self._is_new = False  # whether an existing file must stay
+        self._is_new = False  # whether an existing file must not be replaced
 
     def __getstate__(self) -> dict[str, Any]:
         return {"checkpoint_io": self.checkpoint_io}  # a thread and a process cannot be pickled
@@ -141,9 +142,9 @@ class AsyncCheckpointIO(CheckpointIO):
 
     @contextlib.contextmanager
     def one_save(self) -> Iterator[None]:
-        """Return a context for one checkpoint. For each file of the checkpoint, call :meth:`hold` and :meth:`begin` in
-        the context. The context first waits until the previous checkpoint is written, because the new copies overwrite
-        the previous copies.
+        """Return a context in which the caller saves one checkpoint. For each file of the checkpoint, the caller calls
+        :meth:`hold` and :meth:`begin`. The context first waits until the previous checkpoint is written, because the
+        new copies overwrite the previous copies.
 
         Raises:
             CheckpointError: a file of the previous checkpoint could not be written.
@@ -194,9 +195,9 @@ class AsyncCheckpointIO(CheckpointIO):
 
     def hold(self, tree: Any, path: str | Path) -> Any:
         """Return a copy of ``tree`` for :meth:`begin`. Call this method in a context of :meth:`one_save`. Changes to
-        ``tree`` after the context do not change the copy. If the host has too little memory, or if an object cannot be
-        copied, the method logs the reason and returns ``tree`` itself. The context then waits until the files are
-        written.
+        ``tree`` after the context do not change the copy. The copy fails if the host has too little memory, or if an
+        object in ``tree`` does not support copying. Then the method logs the reason and returns ``tree`` itself. The
+        context then waits until the files are written.
         """
         hold = fresh  # other stores may keep the tensors, so each copy needs new memory
         if self._is_for_process(path):
@@ -296,7 +297,7 @@ class AsyncCheckpointIO(CheckpointIO):
                 return {}  # the caller can compute the size and the checksum from the file
             return None
 
-    # ---- as the store behind it --------------------------------------------------------------------------------
+    # ---- methods of the inner store ----------------------------------------------------------------------------
 
     exists = calls("checkpoint_io.exists")
     find = calls("checkpoint_io.find")
@@ -368,7 +369,7 @@ def _finish(writes: Iterable[Future[Any]]) -> None:
 
 
 def _has_written(path: Path, records: Iterable[tuple[str, Any]]) -> bool:
-    """Return whether the file is complete, although the writing process has failed. Random states make the pickled
+    """Return whether the writing process has completed the file before it failed. Random states make the pickled
     structure unique, so a file with the structure in ``records`` is not another run's file.
     """
     with contextlib.suppress(OSError, KeyError, zipfile.BadZipFile), zipfile.ZipFile(path) as found:

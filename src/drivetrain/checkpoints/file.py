@@ -64,11 +64,11 @@ class TorchCheckpointIO(CheckpointIO):
     then uploaded as one object (see :mod:`drivetrain.base.remote`). Loading checks the CRC-32 of each record in the zip
     container, because torch silently accepts flipped bits.
 
-    By default, only plain data is read. If another trainer wrote the checkpoint, all other objects are left out with a
-    warning. Files from torch before 1.6 are read, too, but have no checksums. With ``weights_only=False``, all objects
-    are unpickled. Unpickling can run code from the file, so use ``weights_only=False`` only for your own files. If
-    ``parity.current().pickle`` is true, ``weights_only=False`` is the default for files with other objects than plain
-    data.
+    By default, only plain data is read. If another trainer wrote the checkpoint, all objects that are not plain data
+    are left out, with a warning. Files from torch before 1.6 are read, too, but have no checksums. With
+    ``weights_only=False``, all objects are unpickled. Unpickling can run code from the file, so use
+    ``weights_only=False`` only for your own files. If ``parity.current().pickle`` is true, ``weights_only=False`` is
+    the default for files with other objects than plain data.
     """
 
     @classmethod

@@ -200,7 +200,7 @@ def _warn_of_placeholders(source: str, checkpoint: dict[Any, Any]) -> None:
 
 # derived from pickle's class in Python, because the class in C has no table of instructions
 class _Unpickler(pickle._Unpickler):
-    """The interpreter of pickles. ``torch.load`` derives a class from it that defines ``persistent_load``."""
+    """The interpreter of pickles. ``torch.load`` derives a class that defines ``persistent_load``."""
 
     known: ClassVar[dict[str, Any]]
     """The object for each name in the file. All pickles of one file share this dictionary."""
@@ -253,8 +253,8 @@ class _Unpickler(pickle._Unpickler):
                 self.stack[-1][key] = value
 
     def _accepts(self, *kinds: type) -> bool:
-        """Return whether items can be added to the object on top of the stack, which must have one of the types
-        ``kinds``. Return False for a placeholder, which ignores the items.
+        """Return whether the object on top of the stack is a container of one of the types ``kinds``. Return False for
+        a placeholder, which ignores the items.
         """
         target = self.stack[-1]
         if _placeholder_class(target) is None and type(target) not in kinds:

@@ -264,7 +264,7 @@ def is_address(path: str | Path) -> bool:
 
 @contextlib.contextmanager
 def unreachable(path: str | Path) -> Iterator[None]:
-    """Return a context for requests to the server of an address.
+    """Return a context that turns an OSError of the server of an address into a CheckpointError.
 
     Raises:
         CheckpointError: the request fails. If an unreachable server counted as "no checkpoint", the training would

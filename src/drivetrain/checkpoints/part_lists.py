@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-MOST_IN_MANIFEST = 10_000  # the maximum number of parts of all processes that the manifest lists
+MOST_IN_MANIFEST = 10_000  # if all processes together have more parts, the manifest does not list the parts
 
 
 @dataclass

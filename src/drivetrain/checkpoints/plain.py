@@ -1,10 +1,11 @@
 """Encode values as data that ``torch.load(weights_only=True)`` reads, and decode the data.
 
-A value that ``torch.load`` refuses, such as a path, an enum or a numpy array, becomes a dictionary with two entries,
-``{"__drivetrain__": kind, "value": data}``. Decoding imports no module and calls no function from the file.
+``torch.load`` refuses many values, for example paths, enums and numpy arrays. Such a value becomes a dictionary with
+two entries: ``{"__drivetrain__": kind, "value": data}``. Decoding imports no module and calls no function from the
+file.
 
-``torch.load`` can read all encoded values. To check this for tensor subclasses and for tensors with attributes, the
-encoder saves and loads the first tensor of each kind.
+``torch.load`` can read all encoded values. For tensor subclasses and tensors with attributes, the encoder checks this:
+it saves and loads the first tensor of each kind.
 """
 
 from __future__ import annotations
@@ -354,8 +355,8 @@ class _Encoder(_Walk):
         return self._refused(collection)
 
     def _loads(self, value: Any, sort: Any) -> bool:
-        """Return whether torch can read values of this ``sort``. The first value of each ``sort`` is written and read
-        in memory.
+        """Return whether torch can read ``value``. The method tries only the first value of each ``sort``, by writing
+        and reading it in memory.
         """
         if sort not in self._tried:
             self._tried[sort] = _loads_again(value)

@@ -53,8 +53,8 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]
 """The position of a part in a tensor: the part's offset in each dimension, and the part's shape."""
 
 Part = tuple[str, Tensor, tuple[int, ...], Box]
-"""A part of a tensor that a process writes: the tensor's name, the part's values (on the host or a device), the
-tensor's complete shape, and the part's position.
+"""A part of a tensor that a process writes. The items are the tensor's name, the part's values, the complete shape of
+the tensor, and the part's position. The values can be on the host or on a device.
 """
 
 Write = Callable[[Path | str, Sequence[tuple[str, Any]]], Mapping[str, Any]]
@@ -252,7 +252,7 @@ def read(path: Folder, lazy: tuple[str, ...] = (), single: bool = False) -> Any:
     Args:
         path: the folder.
         lazy: prefixes of names. A tensor with one of these prefixes is returned unread, as a :class:`StoredTensor`.
-        single: whether a tensor with a single part is returned unread, too.
+        single: whether tensors with a single part are returned unread, too.
 
     Raises:
         CheckpointError: a file is missing or damaged.
@@ -315,7 +315,8 @@ def _tensors(path: Folder, manifest: Mapping[str, Any]) -> dict[str, Stored]:
 
 @contextlib.contextmanager
 def _reading(file: Path | str, missing: str = "") -> Iterator[None]:
-    """Return a context for reading ``file``. ``missing`` is the message if the file does not exist.
+    """Return a context that turns errors in reading ``file`` into CheckpointErrors. ``missing`` is the message if the
+    file does not exist.
 
     Raises:
         CheckpointError: the file does not exist, or the server of an address cannot be reached.
