@@ -28,25 +28,16 @@ _INDICES = {  # for each sparse layout, the methods that return the indices and 
 }
 
 
-def fingerprint(tensor: Tensor) -> Tensor:
-    """Return the fingerprint of one tensor's bits, as an int64 tensor without dimensions on the same device.
+@torch.no_grad()
+def fingerprints(tensors: Iterable[Tensor]) -> Tensor:
+    """Return the fingerprint of each tensor's bits in one int64 tensor, with few operations for many small tensors.
 
-    The fingerprint changes when two values are swapped, unlike :func:`torch.hash_tensor`, which XORs all values. Equal
+    A fingerprint changes when two values are swapped, unlike :func:`torch.hash_tensor`, which XORs all values. Equal
     bits have equal fingerprints on every device. ``0.0`` and ``-0.0`` have different fingerprints, and so have NaNs of
     different bits. The fingerprint depends on the number and the bits of the values, but not on shape and dtype. The
     host does not wait for the device. Each value is read as an integer and multiplied by an odd number that depends on
     the value's index. The products are added modulo 2**64. So the fingerprint always changes if a single value of at
     most 32 bits changes.
-
-    Raises:
-        NotSupportedError: the tensor is a meta tensor or a quantized tensor, whose bits cannot be read.
-    """
-    return fingerprints([tensor])[0]
-
-
-@torch.no_grad()
-def fingerprints(tensors: Iterable[Tensor]) -> Tensor:
-    """Return the :func:`fingerprint` of each tensor in one int64 tensor, with few operations for many small tensors.
 
     The fingerprint of a sharded tensor covers this process's shard. The fingerprint of any other tensor subclass covers
     its inner tensors. The fingerprint of a sparse tensor covers the stored indices and values. The result is on the
