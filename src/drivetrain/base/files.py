@@ -328,20 +328,20 @@ def locked(
         os.close(handle)
 
     gives_up, told = time.monotonic() + patience_s, False
-    while time.monotonic() < gives_up:
-        try:
-            flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except BlockingIOError:
-            if not told:
-                waits()
-            told = True
-            time.sleep(_LOCK_PAUSE_S)
-        except OSError:  # this file system has no locks
-            break
-        except BaseException:  # such as Ctrl-C in the pause
-            os.close(handle)
-            raise
+    with contextlib.ExitStack() as after_error:
+        after_error.callback(os.close, handle)  # such as Ctrl-C in the pause
+        while time.monotonic() < gives_up:
+            try:
+                flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not told:
+                    waits()
+                told = True
+                time.sleep(_LOCK_PAUSE_S)
+            except OSError:  # this file system has no locks
+                break
+        after_error.pop_all()
     return unlock
 
 
