@@ -44,7 +44,7 @@ def restoring(part: str) -> Iterator[None]:
     name the part.
 
     Raises:
-        CheckpointError: an exception was raised in the context. drivetrain's own errors are unchanged.
+        CheckpointError: an exception was raised in the context. drivetrain's own errors are raised unchanged.
     """
     try:
         yield
@@ -174,7 +174,7 @@ def number(value: Any, place: str = "") -> Any:
     """Check that ``value`` is a real number or a tensor with one element, and return ``value``.
 
     Raises:
-        WrongForm: ``value`` is neither.
+        WrongForm: ``value`` is not a real number, or it is a tensor with several elements.
     """
     is_one = isinstance(value, (int, float))
     if isinstance(value, Tensor):
@@ -289,7 +289,7 @@ def _example_state(
     kind: type[Optimizer], group: Mapping[str, Any], own: Mapping[str, Any], place: str
 ) -> Mapping[str, Tensor]:
     """Return the state that an optimizer with the options of ``group`` creates for a small parameter in one step. The
-    optimizer's constructor rejects wrong options, with which a later step would divide by zero or fail.
+    optimizer's constructor rejects wrong options. Otherwise, a later step would divide by zero or fail.
     """
     on_host = all(parameter.device.type == "cpu" for parameter in own["params"])
     for option in ("capturable", "differentiable"):

@@ -121,7 +121,7 @@ def function_of_device(kind: str, name: str) -> Any:
 
 version_of = attrgetter("_version")  # the counter of a tensor's in-place changes
 hooks_of = attrgetter("_backward_hooks")  # the hooks on a tensor's gradient, or None
-storage_key = attrgetter("_cdata")  # equal for all Python objects of one storage
+storage_key = attrgetter("_cdata")  # the same number for all Python objects of one storage
 storage_inside = attrgetter("_untyped_storage")  # the untyped storage of a TypedStorage
 schema_of = attrgetter("_schema")  # the arguments of an operation, and which of them it changes in place
 operation_name = attrgetter("_opname")  # an operation's name without the namespace

@@ -21,7 +21,7 @@ _LONGEST_KEY = 120
 
 
 def dump(values: Mapping[Any, Any]) -> str:
-    """Return ``values`` as a YAML document of plain data, which every YAML reader can read.
+    """Return ``values`` as a YAML document that every YAML reader can read.
 
     Mappings keep their order. Numbers, strings, booleans, ``None``, lists, tuples and mappings keep their types. Any
     other value is written as ``str(value)``.

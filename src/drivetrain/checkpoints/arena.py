@@ -52,7 +52,7 @@ class Arena:
         self._views: dict[Any, Tensor] = {}
         self._views_before: dict[Any, Tensor] = {}
         self._unpin: Callable[[], object] | None = None
-        self._unfilled: list[tuple[Tensor, Tensor]] = []  # pairs of a copy and a tensor to copy
+        self._unfilled: list[tuple[Tensor, Tensor]] = []  # the copies that have no values yet, each with its source
         self._copying: list[torch.Event] = []  # an event after the copies of each device
         self._grow(CONTROL)
 

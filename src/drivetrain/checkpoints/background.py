@@ -369,8 +369,8 @@ def _finish(writes: Iterable[Future[Any]]) -> None:
 
 
 def _has_written(path: Path, records: Iterable[tuple[str, Any]]) -> bool:
-    """Return whether the writing process has completed the file before it failed. Random states make the pickled
-    structure unique, so a file with the structure in ``records`` is not another run's file.
+    """Return whether the file was complete when the writing process failed. Random states make the pickled structure
+    unique, so a file with the structure in ``records`` is not another run's file.
     """
     with contextlib.suppress(OSError, KeyError, zipfile.BadZipFile), zipfile.ZipFile(path) as found:
         return all(found.read(name) == content for name, content in records if isinstance(content, bytes))

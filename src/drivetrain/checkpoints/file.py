@@ -51,8 +51,8 @@ EMPTY_PATH = (
 )
 """The advice in an error message about an empty path."""
 
-# In a context of new_files(), no file is replaced. Then this is the list of the paths at which a file already existed.
-# Each thread has its own list.
+# In a context of new_files(): the list of paths at which a file already existed and was not replaced. Each thread has
+# its own list.
 _refused: ContextVar[list[str] | None] = ContextVar("refused", default=None)
 
 

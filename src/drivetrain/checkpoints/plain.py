@@ -432,7 +432,7 @@ _WALKED = frozenset({dict, OrderedDict, Counter, list, tuple})
 
 
 class _Decoder(_Walk):
-    _inside = 0  # the number of encoded values around the current value; paths do not show steps inside encoded values
+    _inside = 0  # the number of encoded values around the current value; paths have no steps inside encoded values
 
     def passes(self, value: Any) -> bool:
         return type(value) not in _WALKED

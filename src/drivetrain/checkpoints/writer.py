@@ -111,7 +111,7 @@ class Writer:
 
     def _answer(self) -> dict[str, Any]:
         while not self._connection.poll(1):
-            if not threading.main_thread().is_alive():  # the program has ended except for this thread
+            if not threading.main_thread().is_alive():  # the main thread has ended, and Python waits for this thread
                 self._arena.hurry(True)
         try:
             answer: dict[str, Any] = self._connection.recv()
