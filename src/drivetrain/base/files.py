@@ -329,7 +329,7 @@ def locked(
 
     gives_up, told = time.monotonic() + patience_s, False
     with contextlib.ExitStack() as after_error:
-        after_error.callback(os.close, handle)  # such as Ctrl-C in the pause
+        after_error.callback(os.close, handle)  # after an error such as Ctrl-C in the pause
         while time.monotonic() < gives_up:
             try:
                 flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
     from torch.utils._pytree import tree_map
 
-__all__ = ["BatchNorm", "DispatchMode", "tree_map"]  # only these names have types
+__all__ = ["BatchNorm", "DispatchMode", "tree_map"]  # type checkers know only these names
 
 
 def _rows() -> dict[str, tuple[str, str]]:
@@ -131,7 +131,7 @@ name_of_storage = methodcaller("_pickle_storage_type")  # a TypedStorage's name 
 number_of_node = methodcaller("_sequence_nr")  # the number of a node in the autograd graph, in forward order
 hooks_on_accumulation = _read("_post_accumulate_grad_hooks", None)  # hooks that run after a gradient is accumulated
 READS_A_COUNT = "_get_value"  # torch's function that reads an optimizer's step count
-VOTES_OF_A_STAGE = "_warmup_forward_vote", "_warmup_backward_result"  # whether the ranks of a stage know shapes
+VOTES_OF_A_STAGE = "_warmup_forward_vote", "_warmup_backward_result"  # methods to vote whether shapes are static
 
 
 def gradient_facts(tensors: Iterable[Any]) -> list[Any]:

@@ -51,7 +51,7 @@ def scalar(value: Any) -> str:
         number = float(value)
         if not math.isfinite(number):
             return ".nan" if math.isnan(number) else (".inf" if number > 0 else "-.inf")
-        text = repr(number)  # in YAML, 1e-05 is a string, because a float needs a point
+        text = repr(number)  # in YAML, 1e-05 is a string, because a float needs a decimal point
         return text if "." in text else text.replace("e", ".0e")
     return _text(str(value))
 

@@ -53,7 +53,7 @@ class Arena:
         self._views_before: dict[Any, Tensor] = {}
         self._unpin: Callable[[], object] | None = None
         self._unfilled: list[tuple[Tensor, Tensor]] = []  # the copies that have no values yet, each with its source
-        self._copying: list[torch.Event] = []  # an event after the copies of each device
+        self._copying: list[torch.Event] = []  # for each device, an event that follows the copies
         self._grow(CONTROL)
 
     def close(self) -> None:
@@ -137,8 +137,8 @@ class Arena:
             )
         try:
             os.ftruncate(self.descriptor, size)
-            grown = mmap.mmap(self.descriptor, size)  # earlier maps live while tensors use them
-        except OSError as error:  # such as a limit on file sizes, which includes files in memory
+            grown = mmap.mmap(self.descriptor, size)  # earlier mappings stay while tensors use them
+        except OSError as error:  # for example, a limit on file sizes also applies to files in memory
             raise NoRoomError(f"memory for a copy of it, {size} bytes, cannot be had: {error}") from error
         self._forget_views()
         self._end_pin()

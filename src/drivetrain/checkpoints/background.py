@@ -23,7 +23,7 @@ from drivetrain.checkpoints.writer import Writer, WriterEndedError
 from drivetrain.errors import CheckpointError, ConfigurationError, shown
 
 _LOCK_PATIENCE_S = 600.0
-_LONG_S = 60.0  # the wait after which a line is logged
+_LONG_S = 60.0  # the number of seconds to wait before a line is logged
 
 
 class Later:

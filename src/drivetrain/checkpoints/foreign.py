@@ -116,7 +116,7 @@ def read_foreign(source: Path | IO[bytes], name: str, map_location: Any = "cpu")
     loaded = read_objects(source, name, map_location=map_location)
     if not isinstance(loaded, dict) or not loaded.keys() & {"state_dict", "pytorch-lightning_version"}:
         return None
-    if "drivetrain_version" in loaded:  # in drivetrain's own files, placeholders would hide objects
+    if "drivetrain_version" in loaded:  # do not replace objects in drivetrain's own files by placeholders
         return None
     _warn_of_placeholders(name, loaded)
     return loaded

@@ -63,6 +63,6 @@ def _is_open(name: str, found: Any) -> bool:
     module = name.partition(":")[0]
     if module.partition(".")[0] not in _CLOSED or name in _OPEN_NAMES:
         return True
-    if module == "numpy":  # only numpy's types of numbers: memmap, for example, can write files
+    if module == "numpy":  # allow only numpy's number types, because memmap, for example, can write files
         return _is_class(found) and issubclass(found, sys.modules["numpy"].generic)
     return any(module == opened or module.startswith(f"{opened}.") for opened in _OPEN_MODULES)

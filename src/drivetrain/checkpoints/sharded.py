@@ -86,7 +86,7 @@ def prepare(path: Folder, new: bool) -> None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     if not new and path.is_symlink():
-        path.unlink()  # remove only the link: the linked checkpoint stays
+        path.unlink()  # remove only the link, and keep the linked checkpoint
     try:
         path.mkdir(exist_ok=not new)
     except FileExistsError:
@@ -187,7 +187,7 @@ def discard(folder: Folder, save: str) -> None:
     """
     with contextlib.suppress(OSError, CheckpointError):
         if is_checkpoint(folder) and str(_manifest(folder).get("state")).startswith(f"{save}."):
-            return  # the checkpoint is complete: only a later operation, such as a sync, has failed
+            return  # the checkpoint is complete, and only a later operation has failed, such as a sync
         for name in files.names(folder):
             if name.startswith(f"{save}."):
                 files.remove(_in(folder, name))
@@ -439,7 +439,7 @@ class StoredTensor(UnreadTensor):
 
 def remove(path: Folder) -> None:
     """Delete the checkpoint's files. Other files in the folder stay."""
-    files.remove(_in(path, MANIFEST))  # first, because a folder without a manifest is not a checkpoint
+    files.remove(_in(path, MANIFEST))  # removed first, because a folder without a manifest is not a checkpoint
     _remove_others(path, ())
     with contextlib.suppress(OSError):
         _remove_folder(path)
