@@ -212,3 +212,23 @@ def test_a_temporary_file_that_cannot_be_removed_does_not_make_a_write_fail(
     monkeypatch.setattr(os, "unlink", broken)
     files.write(tmp_path / "a", b"new")
     assert (tmp_path / "a").read_bytes() == b"new"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="there are no locks of folders")
+def test_ctrl_c_in_the_wait_for_a_lock_leaves_no_open_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    def is_open(handle: int) -> bool:
+        try:
+            return os.path.samestat(os.fstat(handle), tmp_path.stat())
+        except OSError:
+            return False
+
+    unlock = files.locked(tmp_path, 60.0)
+    monkeypatch.setattr(files.time, "sleep", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        files.locked(tmp_path, 60.0)
+    assert sum(map(is_open, range(1000))) == 1
+    unlock()
+    assert not any(map(is_open, range(1000)))

@@ -11,7 +11,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from drivetrain.base.fingerprint import ROW, fingerprint, fingerprints
+from drivetrain.base.fingerprint import ROW, fingerprints
 from drivetrain.errors import NotSupportedError
 
 FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2]
@@ -21,7 +21,7 @@ EVERY = [*FLOATS, *INTEGERS, *COMPLEX]
 
 
 def number(tensor: Tensor) -> int:
-    return int(fingerprint(tensor))
+    return int(fingerprints([tensor]))
 
 
 def values(count: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -166,7 +166,7 @@ def test_a_tensor_without_readable_bits_is_refused(kind: str) -> None:
     ones = torch.ones(3)
     tensor = ones.to("meta") if kind == "meta" else torch.quantize_per_tensor(ones, 0.1, 0, torch.qint8)
     with pytest.raises(NotSupportedError, match=r"dtype=.*Leave this tensor out, or pass a dense copy"):
-        fingerprint(tensor)
+        fingerprints([tensor])
 
 
 class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -33,7 +33,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def read(path: Path) -> dict[str, Any]:
-    loaded = read_foreign(path)
+    loaded = read_foreign(path, str(path))
     assert loaded is not None
     return loaded
 
@@ -157,7 +157,7 @@ def test_t27_torch_itself_is_not_changed(path: Path, module: str, name: str) -> 
     target = getattr(sys.modules[module], name)
     with_pickle(path, content)
     with pytest.raises(CheckpointError, match="has no state to be given"):
-        read_foreign(path)
+        read_foreign(path, str(path))
     assert not hasattr(target, "planted")
     pickle.loads(content)  # the control
     assert target.planted == 1
@@ -184,7 +184,7 @@ def test_t27_torch_itself_is_not_changed(path: Path, module: str, name: str) -> 
 def test_t27_what_plain_data_does_not_need_is_refused(path: Path, content: bytes, why: str) -> None:
     with_pickle(path, content)
     with pytest.raises(CheckpointError, match=why):
-        read_foreign(path)
+        read_foreign(path, str(path))
 
 
 def test_t27_torchscript_is_not_run(path: Path) -> None:
@@ -192,14 +192,14 @@ def test_t27_torchscript_is_not_run(path: Path) -> None:
     with zipfile.ZipFile(path, "a") as archive:  # by this record torch knows an archive that it would run
         archive.writestr(archive.namelist()[0].replace("data.pkl", "constants.pkl"), b"")
     with pytest.raises(CheckpointError, match="TorchScript archive"):
-        read_foreign(path)
+        read_foreign(path, str(path))
 
 
 def test_t27_a_tar_file_is_not_unpacked(path: Path) -> None:
     with tarfile.open(path, "w") as archive:
         archive.addfile(tarfile.TarInfo("storages"), io.BytesIO())
     with pytest.raises(CheckpointError, match="no format of torch"):
-        read_foreign(path)
+        read_foreign(path, str(path))
 
 
 def test_t27_no_flipped_bit_does_more_than_spoil_the_file(path: Path) -> None:
@@ -213,7 +213,7 @@ def test_t27_no_flipped_bit_does_more_than_spoil_the_file(path: Path) -> None:
         with_pickle(path, bytes(changed))
         with contextlib.suppress(UserWarning):
             try:
-                read_foreign(path)
+                read_foreign(path, str(path))
                 seen["read"] += 1
             except CheckpointError:
                 seen["CheckpointError"] += 1
@@ -374,7 +374,7 @@ def test_a_class_that_somebody_has_allowed_is_made(path: Path) -> None:
 def test_it_can_be_read_to_another_device(path: Path) -> None:
     torch.save({**WEIGHTS, "colour": Colour.RED}, path)
     with pytest.warns(UserWarning, match="colour"):
-        loaded = read_foreign(path, "meta")
+        loaded = read_foreign(path, str(path), "meta")
     assert loaded is not None
     assert loaded["state_dict"]["w"].device.type == "meta"
 
@@ -413,12 +413,12 @@ def test_a_file_that_was_cut_short(path: Path, share: float, zipped: bool) -> No
     content = path.read_bytes()
     path.write_bytes(content[: int(len(content) * share)])
     with pytest.raises(CheckpointError, match=f"{path.name} is no checkpoint, or was cut short"):
-        read_foreign(path)
+        read_foreign(path, str(path))
 
 
 def test_a_file_that_is_not_there(path: Path) -> None:
     with pytest.raises(CheckpointError, match="is no checkpoint"):
-        read_foreign(path)
+        read_foreign(path, str(path))
 
 
 @pytest.mark.parametrize(
@@ -427,7 +427,7 @@ def test_a_file_that_is_not_there(path: Path) -> None:
 )
 def test_what_is_no_checkpoint_of_another_trainer(path: Path, content: Any) -> None:
     torch.save(content, path)
-    assert read_foreign(path) is None
+    assert read_foreign(path, str(path)) is None
 
 
 def test_a_version_of_lightnings_is_enough(path: Path) -> None:

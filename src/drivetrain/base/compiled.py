@@ -1,9 +1,8 @@
-"""Compile a module in place if a program has passed a result of torch.compile, and remove the result's prefix from
-parameter names.
+"""Compile modules in place instead of wrapping them, and remove the wrappers' prefix from parameter names.
 
 ``torch.compile(module)`` returns a wrapper: a module of another class that calls the original module. The names in the
-wrapper's state dict have the prefix ``_orig_mod.``. If a module is compiled in place, as by ``module.compile()``, its
-class and the names do not change.
+wrapper's state dict have the prefix ``_orig_mod.``. In contrast, ``module.compile()`` compiles in place, and changes
+neither the class nor the names.
 """
 
 from __future__ import annotations
@@ -18,7 +17,8 @@ from torch import nn
 
 from drivetrain.base import torch_private
 
-# the attribute of a compiled call that stores the call's context; copying or pickling a module drops the call
+# A compiled call stores its context, the ``dynamo_ctx`` of torch.compile, in this attribute. A copied or unpickled
+# module has neither the call nor the attribute.
 _CONTEXT = "drivetrain_context"
 _WRAPPER = f"{torch_private.WRAPPED}."
 _IN_A_NAME = re.compile(rf"(?<![^.]){re.escape(_WRAPPER)}")
@@ -32,8 +32,8 @@ def original(module: Any) -> Any:
 
 
 def compiled_in_place(module: Any) -> Any:
-    """If ``module`` is a result of ``torch.compile``, compile the original module in place with equal arguments, and
-    return the original module. Return any other object unchanged. The result of ``torch.compile`` stays usable.
+    """If ``module`` is a result of ``torch.compile``, compile the original module in place with the same arguments.
+    Return the original module, or any other object unchanged. The result of ``torch.compile`` stays usable.
     """
     inner = original(module)
     if inner is not module:
@@ -42,9 +42,7 @@ def compiled_in_place(module: Any) -> Any:
 
 
 def compile_in_place(module: nn.Module, context: Any) -> None:
-    """Compile ``module`` in place with ``context``, which is the attribute ``dynamo_ctx`` of a result of
-    ``torch.compile``.
-    """
+    """Compile ``module`` in place. ``context`` is the attribute ``dynamo_ctx`` of a result of ``torch.compile``."""
     if context_of(module) is not context:
         _install(module, torch_private.compiled_by(context, module, torch_private.uncompiled_call(module)), context)
 
@@ -60,7 +58,7 @@ def compile_forward(module: nn.Module, context: Any) -> None:
 
     def call(*args: Any, **kwargs: Any) -> Any:
         own = attributes.get("forward")
-        # set ``forward`` only during the call: a copy of the module must not run the original's layers
+        # set ``forward`` only during the call, because a copy of the module would otherwise run the original's layers
         attributes["forward"] = compiled
         try:
             return inner(*args, **kwargs)
@@ -91,9 +89,9 @@ def context_of(module: nn.Module) -> Any:
 def compiled_method(module: nn.Module, name: str) -> Callable[..., Any]:
     """Return the method ``name``, compiled if this file has compiled ``module`` in place.
 
-    With ``fullgraph=True``, the method is not compiled: a step that logs is never one graph. A training step with
-    manual optimization is not compiled, because torch.compile would bypass drivetrain's wrapper around the optimizer.
-    This wrapper scales gradients, counts steps and calls hooks.
+    With ``fullgraph=True``, the method is not compiled, because each call of ``self.log`` would break the graph. A
+    training step with manual optimization is not compiled, because torch.compile would bypass drivetrain's wrapper
+    around the optimizer. This wrapper scales gradients, counts steps and calls hooks.
     """
     method: Callable[..., Any] = getattr(module, name)
     context = context_of(module)
@@ -129,7 +127,7 @@ def keep_out_of_graphs(*classes: type) -> None:
         for name, member in vars(owner).items():
             function: Any = member.fget if isinstance(member, property) else member
             if name not in _TRACED and not name.startswith("_") and hasattr(function, "__code__"):
-                # functions that this function calls stay uncompiled, too, such as a metric's update
+                # also keeps functions that ``function`` calls uncompiled, such as a metric's update
                 torch_private.leave_uncompiled(function)
 
 
@@ -144,8 +142,8 @@ def plain_names(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def own_names(module: nn.Module, state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return ``state`` with the names of ``module``: with a prefix for each wrapper in ``module``, and without other
-    prefixes.
+    """Return ``state`` with names that fit ``module``. Names have the prefix ``_orig_mod.`` only where ``module`` has a
+    wrapper.
     """
     wrapped = [
         f"{name}." for name, _ in module.named_modules(remove_duplicate=False) if f".{name}.".endswith(f".{_WRAPPER}")

@@ -35,9 +35,9 @@ def without_configs(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def state_of(config: Any) -> tuple[Any, bool | None, bool | None]:
-    """Return the state from which :func:`restored` rebuilds ``config``: dictionaries and lists, the flag "struct" and
-    the flag "readonly". If ``config`` is a part of a larger config, interpolations are replaced by their values,
-    because an interpolation may refer to a value outside the part.
+    """Return the content of ``config`` and its flags "struct" and "readonly". :func:`restored` rebuilds the config from
+    these values. If ``config`` is a part of a larger config, interpolations are replaced by their values. They may
+    refer to values outside the part.
     """
     is_part = config._get_parent() is not None
     return as_plain(config, resolve=is_part), config._get_flag("struct"), config._get_flag("readonly")

@@ -1,4 +1,4 @@
-"""Compute fingerprints of values of all kinds, so that two processes can compare them."""
+"""Compute digests of values, so that two processes can compare their values."""
 
 from __future__ import annotations
 
@@ -33,11 +33,10 @@ def digest(values: Iterable[Any]) -> str:
 
 @torch.no_grad()
 def numbers_of(tensors: list[Tensor]) -> list[int]:
-    """Return a 64-bit fingerprint of each tensor's content; 0 for a tensor on the meta device, and for a quantized
-    tensor.
+    """Return a 64-bit fingerprint of each tensor's content. The fingerprint of a meta tensor or quantized tensor is 0.
 
-    The host waits for the devices once. For a tensor on the host, the fingerprint is a SHA-1 of the bytes, which is
-    about 20 times as fast as arithmetic on tensors.
+    The function waits for the devices only once. For a tensor on the host, the fingerprint is the beginning of its
+    SHA-1 digest. SHA-1 is about 20 times as fast as arithmetic on tensors.
     """
     found: list[int] = [0] * len(tensors)
     rest: list[int] = []

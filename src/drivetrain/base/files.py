@@ -27,8 +27,8 @@ with on_first_use:
     from drivetrain.base import remote
 
 _FULL = frozenset({errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)})
-_BUFFER = 1 << 20  # in bytes; large, because torch writes many small pieces
-_EARLY = 1 << 25  # after each piece of this size, the system begins to write a durable file to the disk
+_BUFFER = 1 << 20  # in bytes; a large buffer, because torch writes many small pieces
+_EARLY = 1 << 25  # in bytes; after each piece of this size, the system begins to write a durable file to the disk
 _LOCK_PAUSE_S = 0.01
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOSYS, errno.EXDEV, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP})
 _NO_DIRECTORY_SYNC = frozenset({errno.EINVAL, errno.EACCES, errno.ENOTSUP, errno.EBADF})
@@ -38,7 +38,7 @@ _COLLAPSED = re.compile(r"(s3|s3a|gs|gcs|az|abfs|abfss|oss|hdfs|https?|memory|fi
 
 
 def is_remote(path: Any) -> bool:
-    """Return whether ``path`` is an address such as ``s3://bucket/run``; ``file://`` is a local path."""
+    """Return whether ``path`` is an address such as ``s3://bucket/run``. A ``file://`` path counts as local."""
     if not isinstance(path, (str, os.PathLike)):
         return False
     text = os.fspath(path)
@@ -49,7 +49,8 @@ def spelled(path: str | os.PathLike[str]) -> str:
     """Return an address unchanged. For a local path, remove ``file://`` and replace ``~`` by the home folder.
 
     Raises:
-        ConfigurationError: ``path`` is a ``Path`` of an address, and pathlib has removed a slash from the address.
+        ConfigurationError: ``path`` is a ``pathlib.Path`` that was made from an address. pathlib turns ``s3://`` into
+            ``s3:/``.
     """
     text = os.fspath(path)
     if is_remote(text):
@@ -110,7 +111,8 @@ def measured(path: str | os.PathLike[str]) -> tuple[int, int]:
 
 
 def read(path: str | os.PathLike[str], at: int = 0, length: int | None = None) -> bytes:
-    """Return the content of the file at this path or address, from the offset ``at`` on, at most ``length`` bytes.
+    """Read the file at this path or address from the byte ``at`` on. Read at most ``length`` bytes, or the rest for
+    ``None``.
 
     Raises:
         OSError: the file does not exist, or cannot be read.
@@ -144,9 +146,9 @@ def names(folder: str | os.PathLike[str]) -> list[str]:
 
 
 def temporary_beside(target: str | os.PathLike[str]) -> Path:
-    """Return a free name in the folder of ``target``.
+    """Return an unused file name in the folder of ``target``.
 
-    The free name is short, because the target's name may be as long as the file system allows.
+    The name does not contain the target's name, which may already have the maximum length.
     """
     return Path(target).with_name(f".{uuid.uuid4().hex}.part")
 
@@ -159,8 +161,8 @@ def replacing(path: str | os.PathLike[str], durable: bool = False, new: bool = F
         path: a file in an existing folder, or an address. If the path is a symbolic link, the link is replaced.
         durable: whether the file and its directory entry are on the disk when the block ends. Uploads are always
             durable.
-        new: whether to raise an error instead of replacing a file. File systems without hard links cannot guarantee the
-            error.
+        new: whether to raise an error instead of replacing a file. On a file system without hard links, an existing
+            file may be replaced nevertheless.
 
     Raises:
         FileExistsError: ``new`` is true, and the file exists.
@@ -209,7 +211,7 @@ def write(path: str | os.PathLike[str], content: bytes) -> None:
 
 
 def touch(path: str | os.PathLike[str]) -> None:
-    """Set the file's time to the exact present time. The time from a write can be some milliseconds too early."""
+    """Set the file's time to the exact present time. A write can set a time that is some milliseconds too early."""
     now = time.time_ns()
     os.utime(path, ns=(now, now))
 
@@ -218,7 +220,7 @@ def link(source: str | os.PathLike[str], path: str | os.PathLike[str], replaces:
     """Make ``path`` a relative symbolic link to ``source``, atomically. If links are not possible, make a durable copy.
 
     Returns:
-        False if ``replaces`` is False and ``path`` exists; then the file at ``path`` is kept.
+        False if ``replaces`` is False and ``path`` exists. The existing file is then kept.
 
     Raises:
         OSError: the link could not be created. An existing file is unchanged.
@@ -243,7 +245,7 @@ def copy(source: str | os.PathLike[str], path: str | os.PathLike[str], replaces:
     """Copy a file, atomically and durably. ``source`` and ``path`` may be addresses.
 
     Returns:
-        False if ``replaces`` is False and ``path`` exists; then the file at ``path`` is kept.
+        False if ``replaces`` is False and ``path`` exists. The existing file is then kept.
 
     Raises:
         OSError: as in :func:`replacing`.
@@ -259,12 +261,13 @@ def copy(source: str | os.PathLike[str], path: str | os.PathLike[str], replaces:
 
 
 def move(source: Path, target: Path, new: bool = False) -> None:
-    """Rename ``source`` to ``target``, atomically. Only this function of drivetrain replaces a file.
+    """Rename ``source`` to ``target``, atomically. drivetrain replaces files only with this function.
 
     Args:
         source: a complete file on the file system of ``target``, or a folder. A folder never replaces another folder.
         target: the new name. If it is a symbolic link, the link is replaced.
-        new: whether to raise an error instead of replacing a file. If True, the file may keep the old name, too.
+        new: whether to raise an error instead of replacing a file. If True, ``source`` may remain as a second name of
+            the file.
 
     Raises:
         FileExistsError: ``new`` is true, and the file exists.
@@ -274,8 +277,6 @@ def move(source: Path, target: Path, new: bool = False) -> None:
     if new:
         try:
             os.link(source, target)  # unlike a rename, link() fails if the file exists
-        except FileExistsError:
-            raise
         except (OSError, NotImplementedError) as error:
             if not isinstance(error, NotImplementedError) and error.errno not in _NO_LINKS:
                 raise
@@ -289,8 +290,8 @@ def check_replaceable(target: Path) -> None:
 
     Raises:
         IsADirectoryError: ``target`` is a folder.
-        OSError: ``target`` is a device, a pipe or a socket; or its name is too long; or this process has no permission
-            for its folder.
+        OSError: ``target`` is a device, a pipe or a socket, its name is too long, or this process has no permission for
+            its folder.
     """
     try:
         found = os.lstat(target)
@@ -318,29 +319,29 @@ def locked(
     """
     try:
         flock, handle = fcntl.flock, os.open(folder, os.O_RDONLY)
-    except (ImportError, OSError):  # Windows has no such locks
+    except (ImportError, OSError):  # there is no fcntl on Windows
         return lambda: None
 
     def unlock() -> None:
         with contextlib.suppress(OSError):  # the file system has no locks
-            flock(handle, fcntl.LOCK_UN)  # a forked process may still have the folder open
+            flock(handle, fcntl.LOCK_UN)  # closing alone does not unlock while a forked process has the folder open
         os.close(handle)
 
     gives_up, told = time.monotonic() + patience_s, False
-    while time.monotonic() < gives_up:
-        try:
-            flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except BlockingIOError:
-            if not told:
-                waits()
-            told = True
-            time.sleep(_LOCK_PAUSE_S)
-        except OSError:  # this file system has no locks
-            break
-        except BaseException:  # such as Ctrl-C in the pause
-            os.close(handle)
-            raise
+    with contextlib.ExitStack() as after_error:
+        after_error.callback(os.close, handle)  # after an error such as Ctrl-C in the pause
+        while time.monotonic() < gives_up:
+            try:
+                flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not told:
+                    waits()
+                told = True
+                time.sleep(_LOCK_PAUSE_S)
+            except OSError:  # this file system has no locks
+                break
+        after_error.pop_all()
     return unlock
 
 
@@ -358,7 +359,7 @@ def reason(error: OSError, target: Path) -> str:
 
 
 def wrong_characters(name: str) -> str | None:
-    """Return why ``name`` is impossible for a file; ``None`` if ``name`` is possible."""
+    """Return why no file can have this name; ``None`` if a file can."""
     if "\0" in name:
         return "it contains a NUL character"
     try:
@@ -369,15 +370,15 @@ def wrong_characters(name: str) -> str | None:
 
 
 def check_folder(owner: str, name: str, value: Any, folder: str, example: str) -> None:
-    """Check that ``folder``, an argument of ``owner``, is possible. Nothing is created.
+    """Check that there can be a folder at the path that a user has passed. The function creates nothing.
 
     Args:
-        owner, name, value: the argument, for the message.
+        owner, name, value: the class, the name and the value of the argument, for the message.
         folder: the folder or address that results from ``value``.
         example: another valid value, for the message.
 
     Raises:
-        ConfigurationError: the folder is impossible, or a package for the address is missing.
+        ConfigurationError: there can be no such folder, or a package for the address is missing.
     """
     if is_remote(folder):
         remote.check_argument(owner, name, value)
@@ -386,7 +387,7 @@ def check_folder(owner: str, name: str, value: Any, folder: str, example: str) -
 
 
 def impossible_folder(path: str) -> str | None:
-    """Return why a folder at ``path`` is impossible; ``None`` if no reason is found. Nothing is created."""
+    """Return why there can be no folder at ``path``; ``None`` if no reason is found."""
     if (why := wrong_characters(path)) is not None:
         return why
     folder = wanted = os.path.abspath(path)
@@ -411,10 +412,10 @@ def impossible_folder(path: str) -> str | None:
 
 
 class _Stream(io.RawIOBase):
-    """A file that keeps the error of the first failed write, because torch's writer raises another exception.
+    """A file that stores the error of the first failed write, because torch's writer replaces it by another exception.
 
-    With ``durable``, the system writes each piece to the disk early and frees the memory of the piece. Without the
-    early writing, the new file and the old file would both stay in the system's cache until the end.
+    With ``durable``, the stream asks the system after every 32 MiB to write the data and to free the page cache.
+    Otherwise, the page cache would contain the complete file until the end.
     """
 
     failure: OSError | None = None
@@ -442,7 +443,9 @@ class _Stream(io.RawIOBase):
 
 
 def sync_directory(directory: Path) -> None:
-    """Make new names in ``directory`` durable. Windows cannot open a directory, so nothing happens there."""
+    """Write the entries of ``directory`` to the disk, so that new file names are durable. Do nothing on Windows, which
+    cannot open directories.
+    """
     if os.name != "posix":
         return
     try:

@@ -11,15 +11,15 @@ from drivetrain.base.torch_private import PARTS_OF_SPARSE
 from drivetrain.errors import NotSupportedError
 
 ROW = 1 << 14
-"""The number of values in a row. Each row is multiplied by the same weights, which saves memory. Then the sum of each
-row is multiplied by a weight for this row.
+"""The number of values in a row. All rows share one set of weights, which saves memory. Another weight multiplies the
+sum of each row.
 """
 _AT_ONCE = 1 << 20  # the number of values to convert to 64 bits at a time
-# A value of 64 bits is read as two values of 32 bits. Otherwise, flips of the highest bit of two values would cancel
-# modulo 2**64, as in a swap of 0.0 and -0.0.
+# A 64-bit value is read as two 32-bit values. Otherwise, two flips of the highest bit would cancel each other modulo
+# 2**64, for example if 0.0 and -0.0 are swapped.
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
 _HOST = torch.device("cpu")
-_INDICES = {  # the attributes of a sparse tensor that contain its indices and values, by layout
+_INDICES = {  # for each sparse layout, the methods that return the indices and the values
     torch.sparse_coo: PARTS_OF_SPARSE,
     torch.sparse_csr: ("crow_indices", "col_indices", "values"),
     torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
@@ -28,32 +28,23 @@ _INDICES = {  # the attributes of a sparse tensor that contain its indices and v
 }
 
 
-def fingerprint(tensor: Tensor) -> Tensor:
-    """Return the fingerprint of one tensor's bits, as an int64 tensor without dimensions on the same device.
+@torch.no_grad()
+def fingerprints(tensors: Iterable[Tensor]) -> Tensor:
+    """Return the fingerprint of each tensor's bits in one int64 tensor, with few operations for many small tensors.
 
-    The fingerprint changes when two values are swapped, unlike :func:`torch.hash_tensor`, which XORs all values. Equal
+    A fingerprint changes when two values are swapped, unlike :func:`torch.hash_tensor`, which XORs all values. Equal
     bits have equal fingerprints on every device. ``0.0`` and ``-0.0`` have different fingerprints, and so have NaNs of
     different bits. The fingerprint depends on the number and the bits of the values, but not on shape and dtype. The
     host does not wait for the device. Each value is read as an integer and multiplied by an odd number that depends on
-    the value's index. The products are added modulo 2**64. So a change of one value of at most 32 bits always changes
-    the sum.
+    the value's index. The products are added modulo 2**64. So the fingerprint always changes if a single value of at
+    most 32 bits changes.
+
+    The fingerprint of a sharded tensor covers this process's shard. The fingerprint of any other tensor subclass covers
+    its inner tensors. The fingerprint of a sparse tensor covers the stored indices and values. The result is on the
+    first device that is not the host, or on the host if all tensors are there.
 
     Raises:
-        NotSupportedError: the tensor has no bits to read: a meta tensor, or one of torch's quantized types.
-    """
-    return fingerprints([tensor])[0]
-
-
-@torch.no_grad()
-def fingerprints(tensors: Iterable[Tensor]) -> Tensor:
-    """Return the :func:`fingerprint` of each tensor in one int64 tensor, with few operations for many small tensors.
-
-    The fingerprint of a sharded tensor covers this process's shard. The fingerprint of another tensor subclass covers
-    the inner tensors, and the fingerprint of a sparse tensor covers the stored indices and values. The result is on the
-    first of the tensors' devices that is not the host. If all tensors are on the host, the result is on the host.
-
-    Raises:
-        NotSupportedError: a tensor has no bits to read: a meta tensor, or one of torch's quantized types.
+        NotSupportedError: a tensor is a meta tensor or a quantized tensor, whose bits cannot be read.
     """
     bits = [as_integers(tensor) for tensor in tensors]
     devices = list(dict.fromkeys(flat.device for flat in bits))
@@ -67,9 +58,7 @@ def fingerprints(tensors: Iterable[Tensor]) -> Tensor:
 
 
 def _on_one_device(bits: list[Tensor], device: torch.device) -> Tensor:
-    """Return the fingerprint of each flat integer tensor, from a weighted sum over each row and a weighted sum over the
-    rows.
-    """
+    """Return the fingerprint of each flat integer tensor. All tensors are on ``device``."""
     weights = _weights(device, 0, ROW)
     rows: list[list[Tensor]] = [[] for _ in bits]
     tails: dict[torch.dtype, list[tuple[int, Tensor]]] = {}
@@ -96,16 +85,18 @@ def _on_one_device(bits: list[Tensor], device: torch.device) -> Tensor:
 
 
 def _sums(values: Tensor, counts: list[int]) -> Tensor:
-    """Split ``values`` into parts with ``counts`` values, and return the exact sum of each part."""
+    """Split ``values`` into consecutive parts, and return the sum of each part. ``counts`` has the lengths of the
+    parts.
+    """
     until = torch.nn.functional.pad(values.cumsum(0), (1, 0))
     return torch.stack([until[end] for end in accumulate(counts, initial=0)]).diff()
 
 
 def as_integers(tensor: Tensor) -> Tensor:
-    """Return the tensor's bits in one dimension, as integers of at most 32 bits."""
+    """Return the tensor's bits as a flat tensor of integers with at most 32 bits each."""
     if hasattr(tensor, "__tensor_flatten__"):
         inner = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
-        parts = [part for part in inner if isinstance(part, Tensor)]  # other attributes have no bits
+        parts = [part for part in inner if isinstance(part, Tensor)]  # the other attributes are not tensors
     elif names := _INDICES.get(tensor.layout):
         parts = [getattr(tensor.detach(), name)() for name in names]
     elif tensor.is_meta or tensor.is_quantized or tensor.layout != torch.strided:
@@ -123,7 +114,9 @@ def as_integers(tensor: Tensor) -> Tensor:
 
 @functools.lru_cache(maxsize=64)
 def _weights(device: torch.device, stream: int, count: int) -> Tensor:
-    """Return pseudorandom odd numbers that are equal in every process. Each ``stream`` has other numbers."""
+    """Return ``count`` pseudorandom odd numbers, which are the same in every process. Each ``stream`` has different
+    numbers.
+    """
     places = torch.arange(1, count + 1, dtype=torch.int64, device=device) + (stream << 32)
     return _mixed(places * _GOLDEN) | 1
 

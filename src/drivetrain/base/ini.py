@@ -1,4 +1,4 @@
-"""Read tables of texts from files beside the code."""
+"""Read files with sections of ``key = text`` lines, which are stored beside the code."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ class _Parser(RawConfigParser):
 
 
 def tables(module: str, name: str) -> dict[str, dict[str, str]]:
-    """Return the sections of the file ``name``, which is in the folder of the file ``module``. Each section maps keys
-    to texts.
+    """Return each section of a file as a dictionary from keys to texts. The file ``name`` is in the folder of the file
+    ``module``.
     """
     parser = _Parser(delimiters=("=",), comment_prefixes=("#",))
     parser.read_string(Path(module).with_name(name).read_text(encoding="utf-8"))

@@ -17,18 +17,18 @@ from drivetrain.errors import ConfigurationError
 
 T = TypeVar("T")
 
-# the minimum ratio of difflib for similar names. "on_train_epoch_ends" has the ratio 0.97 to a hook's name, and
-# "best_step" 0.89.
+# Names with at least this difflib ratio count as similar. For example, "on_train_epoch_ends" has the ratio 0.97 to a
+# hook, and "best_step" only 0.89 to "test_step".
 _ALIKE = 0.9
 
 
 def is_own_class(cls: type) -> bool:
-    """Return whether drivetrain defines this class. A user's subclass of the class is not drivetrain's."""
+    """Return whether drivetrain itself defines ``cls``. The result is False for a user's subclass."""
     return cls.__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
 def check_part(cls: type) -> None:
-    """Call :func:`check_overrides` for a class that drivetrain does not define."""
+    """Call :func:`check_overrides` if ``cls`` is a user's class."""
     if not is_own_class(cls):
         check_overrides(cls)
 
@@ -63,7 +63,7 @@ def check_base_init(obj: object) -> None:
                 )
             return
         if users is None and (not inspect.isfunction(init) or any("init" in each for each in init.__code__.co_names)):
-            return  # the user's code names "__init__", or "__post_init__" in a dataclass
+            return  # the user's code mentions "__init__" or, in a dataclass, "__post_init__"
         users = users or init
 
 
@@ -82,8 +82,8 @@ def defined_by_user(obj: object, name: str) -> bool:
 
 
 def signature_of(fn: Callable[..., Any]) -> inspect.Signature:
-    """Return the signature of ``fn`` as a caller sees the function. If a bound method wraps another bound method, as in
-    torch's ``register_fsdp_forward_method``, then ``inspect.signature`` would remove one parameter too many.
+    """Return the signature of ``fn`` as a caller sees the function. torch's ``register_fsdp_forward_method`` wraps a
+    bound method in another one. ``inspect.signature`` would remove one parameter too many from the wrapper.
     """
     while inspect.ismethod(fn) and inspect.ismethod(wrapped := getattr(fn, "__wrapped__", None)):
         fn = wrapped
@@ -152,8 +152,8 @@ def missing_arguments(fn: Callable[..., Any], contract: Callable[..., Any]) -> s
 
 
 def missing_methods(cls: type) -> list[str]:
-    """Return the abstract methods that ``cls`` lacks, sorted. The ``class`` statement of ``cls`` may still be
-    running.
+    """Return the abstract methods that ``cls`` lacks, sorted. The function also works in ``__init_subclass__``, before
+    ``cls`` is complete.
     """
     abstract = {name for base in cls.__mro__ for name in getattr(base, "__abstractmethods__", ())}
     return sorted(name for name in abstract if getattr(getattr(cls, name, None), "__isabstractmethod__", False))
@@ -162,8 +162,8 @@ def missing_methods(cls: type) -> list[str]:
 def near_misses(
     cls: type, base: type, hooks: Iterable[str], alike: float = _ALIKE, values: bool = False
 ) -> Iterator[tuple[str, str]]:
-    """Yield ``(method, hook)`` for each method of ``cls`` that ``base`` lacks and whose name is similar to a hook's
-    name.
+    """Yield ``(method, hook)`` for each method of ``cls`` whose name is similar to a hook's name. Skip methods of
+    ``base``.
 
     A hook's name with one more word, such as ``training_step_end``, does not count as similar. ``alike`` is the minimum
     similarity, as a ratio of difflib. ``values``: whether to include attributes of the class that are not methods.
@@ -191,10 +191,10 @@ _SYNONYMS = {
 def uncalled_hooks(
     cls: type, base: type, hooks: Iterable[str], names: re.Pattern[str]
 ) -> Iterator[tuple[str, str | None]]:
-    """Yield each method of ``cls`` that is not a hook, but whose name looks like a hook's name. A method that other
-    code in its file mentions is left out. Each method comes with the hook of nearly the same meaning, or with ``None``.
-    Decorated methods are left out, because the decorator may register the method. Methods of another package's class
-    are left out, too. If the source is not available, methods without a hook of nearly the same meaning are left out.
+    """Yield ``(method, hook)`` for each method of ``cls`` that is named like a hook, but is no hook. ``hook`` is the
+    hook that the user probably meant, or ``None``. Skip methods that other code in their file mentions. Skip decorated
+    methods, because the decorator may register the method. Skip methods of another package's class. If the source is
+    not available, also skip methods with ``hook=None``.
 
     Args:
         cls: the user's class.
@@ -238,16 +238,16 @@ def _is_installed(file: str) -> bool:
 
 
 def shown_type(annotation: Any) -> str:
-    """Return an argument's type as text. The names of precisions become ``int | str``, and the names of strategies
-    ``str``. ``Plugin`` becomes the classes that it stands for.
+    """Return an argument's type as text. ``PrecisionName`` becomes ``int | str``, and ``StrategyName`` becomes ``str``.
+    ``Plugin`` becomes the union of its classes.
     """
     text = str(annotation).replace("PrecisionName", "int | str").replace("StrategyName", "str")
     return text.replace("Plugin", "Precision | CheckpointIO | ClusterEnvironment | LayerSync | str")
 
 
 def describe_arguments(cls: type[T], docs: Mapping[str, str]) -> type[T]:
-    """Add the texts in ``docs`` about arguments of ``__init__`` to the docstring of ``cls``, for ``help()``. Return
-    ``cls``. An argument that the docstring already describes is skipped.
+    """Describe the arguments of ``__init__`` in the docstring of ``cls``, for ``help()``. ``docs`` has a text for each
+    argument. Return ``cls``. An argument that the docstring already describes is skipped.
     """
     before, raises, after = (cls.__doc__ or "").partition("\n    Raises:\n")
     before, _, own = before.partition("\n    Args:\n")
@@ -286,10 +286,10 @@ def calls(path: str) -> Any:
 
 @contextmanager
 def temporarily(entries: MutableMapping[str, Any], /, **changes: Any) -> Iterator[None]:
-    """Context in which ``entries``, such as ``vars(obj)`` or ``os.environ``, has these values; at its end, it has its
-    earlier ones.
+    """Return a context in which the dictionary ``entries`` has the values in ``changes``. Its end restores the earlier
+    values.
 
-    The attributes of an object are changed through ``vars(obj)`` if a property's setter would do other work, too.
+    ``entries`` can be ``os.environ``, or ``vars(obj)`` to change attributes without calling the setters of properties.
     """
     before = {name: entries[name] for name in changes if name in entries}
     entries.update(changes)

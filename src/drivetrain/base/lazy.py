@@ -22,7 +22,7 @@ _in_block: set[int] = set()  # ids of the threads that are in a ``with on_first_
 
 
 class Later:
-    """Stands for a module, which is imported when the program reads or sets an attribute of the module.
+    """Stands for a module. Reading or setting an attribute imports the module.
 
     Each use looks the module up in ``sys.modules``, like an import statement in a function.
     """
@@ -32,7 +32,7 @@ class Later:
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and self.__dict__.get("__name__") not in sys.modules:
-            # tools such as jsonargparse look at all names of a module, and must not import this module
+            # tools such as jsonargparse read special attributes of every name, which must not import a module
             raise AttributeError(name)
         return getattr(importlib.import_module(self.__name__), name)
 
@@ -43,8 +43,8 @@ class Later:
 class OnFirstUse:
     """A ``with`` block at the top of a file, which delays each import in the block until the module is first used.
 
-    Each line in the block has the form ``from drivetrain.folder import file``, which type checkers and import-linter
-    read as a plain import. If the file is not imported yet, the folder's ``__getattr__`` returns a :class:`Later`.
+    Each line in the block has the form ``from drivetrain.folder import file``. Type checkers and import-linter read the
+    line as a normal import. If the file is not imported yet, the folder's ``__getattr__`` returns a :class:`Later`.
     """
 
     def __enter__(self) -> None:
@@ -58,17 +58,17 @@ on_first_use = OnFirstUse()
 
 
 def text_beside(module: str, ending: str) -> str:
-    """Return the text of the file that has the name of an imported module's file, but this ``ending``. The files can be
-    in a zip archive.
+    """Return the text of a file beside an imported module. The file has the name of the module and this ``ending``,
+    such as ".pyi". The files can be in a zip archive.
     """
     found: Any = sys.modules[module]
     return found.__loader__.get_data(os.path.splitext(found.__file__)[0] + ending).decode()
 
 
 def public(package: str) -> list[str]:
-    """Read the public names of a package from its stub, set the package's ``__getattr__`` and ``__dir__``, and return
-    the names. Type checkers read the stub, ``__init__.pyi``, too. The stub's statements have the form ``from module
-    import Name as Name``. If ``module`` is the package itself, ``Name`` is a public module.
+    """Return the public names in the stub ``__init__.pyi`` of a package, and let :func:`lazy` import them at their
+    first use. Type checkers read the stub, too. The stub's statements have the form ``from module import Name as
+    Name``. If ``module`` is the package itself, ``Name`` is a public module.
     """
     statements = (each.replace("(", "").split() for each in text_beside(package, ".pyi").split("\nfrom ")[1:])
     found = {words[2]: words[0] for words in statements}
@@ -80,7 +80,7 @@ def public(package: str) -> list[str]:
 def lazy(package: str, files: Mapping[str, str] = MappingProxyType({}), modules: Sequence[str] = ()) -> None:
     """Set the ``__getattr__`` and ``__dir__`` of a package.
 
-    A type checker must not see ``__getattr__``, because the type checker would then accept every name.
+    Packages do not define ``__getattr__`` in their source, because type checkers would then accept every name.
 
     Args:
         package: the ``__name__`` of the package.
@@ -98,7 +98,7 @@ def lazy(package: str, files: Mapping[str, str] = MappingProxyType({}), modules:
             return importlib.import_module(f"{package}.{name}")
         if name not in files:
             start = f"module {package!r} has no attribute {name!r}"
-            # imports and tools also read attributes, and need no similar name
+            # import statements and tools read such names, and need no suggestion of a similar name
             if not (name.startswith("__") or _is_private_module(package, name)):
                 start = _message(start, package, name)
             # without obj=, Python adds no suggestion of its own
@@ -108,8 +108,8 @@ def lazy(package: str, files: Mapping[str, str] = MappingProxyType({}), modules:
         return value
 
     members = vars(sys.modules[package])
-    # ``__path__``: for a missing name, ``from module import name`` asks the import hooks only if ``module`` is a
-    # package.
+    # A module with ``__path__`` counts as a package. Only then does ``from module import name`` call UnknownNames for a
+    # missing name.
     members.setdefault("__path__", [])
     members.update(__getattr__=get, __dir__=lambda: public_names(package, _offered[package]))
 
@@ -117,8 +117,8 @@ def lazy(package: str, files: Mapping[str, str] = MappingProxyType({}), modules:
 def _imported(name: str) -> ModuleType:
     """Import a module with garbage collection turned off.
 
-    After ``import torch``, a few thousand new objects make Python's garbage collector examine all objects. The
-    examination takes twice as long as the import, and frees nothing.
+    The new objects of an import can trigger a full garbage collection. After ``import torch``, a collection takes twice
+    as long as the import, and frees nothing.
     """
     collects = gc.isenabled()
     gc.disable()
@@ -130,8 +130,8 @@ def _imported(name: str) -> ModuleType:
 
 
 def _is_private_module(package: str, name: str) -> bool:
-    """Return whether ``name`` is a module in the package. ``from package import name`` reads an attribute before it
-    imports a module.
+    """Return whether the package has a file ``name.py``. ``from package import name`` reads an attribute first, and
+    imports the file afterwards.
     """
     return any(os.path.exists(os.path.join(folder, f"{name}.py")) for folder in vars(sys.modules[package])["__path__"])
 
@@ -171,7 +171,7 @@ class UnknownNames:  # without a base class, because importlib.abc is slow to im
         from drivetrain.errors import closest
 
         if instead_of(package, name) is not None or closest(name, _offered[package]) is not None:
-            # without name=: importlib drops an error with the module's full name
+            # without name=, because importlib suppresses an error that has the module's full name
             raise ModuleNotFoundError(_message(f"cannot import name {name!r} from {package!r}", package, name))
 
 

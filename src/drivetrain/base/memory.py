@@ -53,7 +53,9 @@ def content_of(tensor: Tensor) -> memoryview:
 
 
 def contents_of(records: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """Yield the bytes of named tensors, storages and bytes. Only one tensor at a time is copied to host memory."""
+    """Yield the name and the bytes of each record. A record is a tensor, a storage or bytes. Only one tensor at a time
+    is copied to host memory.
+    """
     for name, record in records:
         if isinstance(record, torch.UntypedStorage):
             record = torch.empty(0, dtype=torch.uint8, device=record.device).set_(record)

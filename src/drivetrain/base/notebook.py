@@ -16,8 +16,8 @@ _HEAD = 'style="text-align:left;white-space:nowrap"'
 
 
 def can_display() -> bool:
-    """Return whether this process is a notebook's kernel. Return False in a process that the kernel has forked, because
-    Jupyter drops the outputs of such a process.
+    """Return whether this process is a notebook's kernel. The result is False in a process that the kernel has forked,
+    because Jupyter drops its outputs.
     """
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return getattr(shell, "kernel", None) is not None and os.getpid() == IMPORTED_IN

@@ -1,4 +1,4 @@
-"""Record the operations that torch runs, each with a fingerprint of its result and the line of the program."""
+"""Record the operations that torch runs. Each record has a fingerprint of the result and the line of the program."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from drivetrain.base.torch_private import DispatchMode
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 Operation = Sequence[str]
-"""The operation's name, the fingerprint of its result, and the place in the program with the source line."""
+"""The operation's name, the fingerprint of its result, and its place in the program, such as "train.py:12: loss =
+f(x)".
+"""
 
 
 class Operations(DispatchMode):  # type: ignore[no-untyped-call]
@@ -24,8 +26,9 @@ class Operations(DispatchMode):  # type: ignore[no-untyped-call]
     Collectives are left out, because their results may not be complete yet.
 
     Args:
-        place: a function that returns the place of an operation. The function gets the frame that called the operation,
-            or ``None`` in a thread of torch. If the function returns ``None``, the operation is left out.
+        place: a function that returns the program line of an operation, such as "train.py:12: loss = f(x)". The
+            function gets the frame that called the operation, or ``None`` in a thread of torch. If the function returns
+            ``None``, the operation is left out.
     """
 
     def __init__(self, place: Callable[[Any], str | None]) -> None:
@@ -48,11 +51,11 @@ class Operations(DispatchMode):  # type: ignore[no-untyped-call]
 
 
 def innermost_line(places: Iterable[tuple[str, int]]) -> str | None:
-    """Return the place and the text of the innermost line in the working directory, or else of the innermost line
-    outside torch.
+    """Return the innermost line of a file below the working directory, such as "train.py:12: loss = f(x)". If there is
+    none, return the innermost line outside torch.
 
     Args:
-        places: files and line numbers, the innermost first.
+        places: the files and line numbers of a call stack, the innermost first.
     """
     here, outside = os.path.join(os.getcwd(), ""), None
     for name, number in places:
@@ -72,6 +75,8 @@ def _shown(path: str, name: str, number: int) -> str:
 
 
 def first_other(old: Sequence[Operation], new: Sequence[Operation]) -> int | None:
-    """Return the first index at which ``old`` and ``new`` have operations of different names or results."""
+    """Return the first index at which ``old`` and ``new`` differ in the operation's name or result; ``None`` if there
+    is none.
+    """
     pairs = enumerate(zip(old, new, strict=False))
     return next((index for index, (one, other) in pairs if [*one[:2]] != [*other[:2]]), None)

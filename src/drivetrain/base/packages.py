@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     ipython_display: Any  # for mypy, which checks base/notebook.py before this file
 
-__all__ = [  # only these names have types
+__all__ = [  # type checkers know only these names
     "dcp", "dcp_files", "dcp_saver", "device_mesh", "dtensor", "fcntl", "fsdp", "psutil", "rich", "rich_console",
     "rich_progress", "rich_table", "tensor_parallel", "tqdm_auto",
 ]  # fmt: skip

@@ -37,8 +37,7 @@ def rank_from_environ(environ: Mapping[str, str] = os.environ) -> int:
 
 
 def tell_rank(rank: int | None = None) -> None:
-    """Set the rank in the package lightning_utilities. Programs use the package's ``rank_zero_only``, which fails
-    without a rank.
+    """Set the rank of ``rank_zero_only`` in the package lightning_utilities, which fails without a rank.
 
     Args:
         rank: this process's rank; ``None``: :func:`rank_from_environ`.
@@ -60,7 +59,7 @@ def rank_zero_only(fn: Callable[P, R]) -> Callable[P, R | None]:
 
 def any_rank_info(message: str, html: str = "") -> None:
     """Log ``message`` at INFO on the logger "drivetrain". By default the message appears on stderr. A notebook shows
-    stderr in red, so there the message is a normal output: ``html``, or else ``message``.
+    stderr in red. So in a notebook, the function displays ``html``, or ``message`` if ``html`` is empty.
 
     If the logger "drivetrain" or the root logger has a handler, only the handler gets the message. The logger's level
     and ``logging.disable`` can silence the message.
@@ -120,7 +119,7 @@ def lightning_deprecation(message: str) -> bool:
 _INSIDE = frozenset({
     "drivetrain", "torch", "jsonargparse", "contextlib", "functools", "importlib", "threading", "multiprocessing",
 })  # fmt: skip
-"""Packages to skip when a warning looks for the user's line."""
+"""Packages to skip in the search for the user's line."""
 
 _Place = tuple[str, int, str]  # file, line, module
 

@@ -1,9 +1,9 @@
-"""Find classes by name: in the files of a folder, among users' registrations, and in entry points of installed
-packages.
+"""Find classes by name. A class is in a file of a folder, or a user registers it, or it is an entry point of an
+installed package.
 
-The file ``<folder>/<name>.py`` of drivetrain defines the class with this name: one public concrete subclass of the
-folder's contract, which is an abstract class. A class may register more names, with arguments, in a classmethod that
-the contract calls when a subclass is defined. Users' classes get their names in this classmethod, too. Other packages
+Each folder has a contract, which is an abstract class. The file ``<folder>/<name>.py`` defines one public subclass,
+which users select as ``"<name>"``. A class can register more names, with arguments, in a classmethod. The contract
+calls this classmethod when a subclass is defined. Users' classes register their names in the same way. Other packages
 register their classes in an entry-point group such as ``drivetrain.loggers``. A class is imported only when its name is
 used.
 """
@@ -62,7 +62,7 @@ class Registry(Generic[T]):
     Args:
         package: the folder, for example ``"drivetrain.loggers"``.
         contract: the module in the folder that defines the abstract class, for example ``"logger"``.
-        kind: the word for an entry in messages, for example ``"logger"``.
+        kind: the word for a class of this registry in messages, for example ``"logger"``.
         by_file: whether the name of a file is the name of its class. If False, classes register their names themselves,
             so the first use imports all files of the folder.
         group: the entry-point group of installed packages; ``None``: the name of ``package``.
@@ -80,7 +80,7 @@ class Registry(Generic[T]):
         self._read: dict[str, metadata.EntryPoint] = {}
         self._read_from: tuple[Any, ...] = ()
 
-    kind: str = reads("_kind", "The word for an entry in messages.")
+    kind: str = reads("_kind", "The word for a class of this registry in messages.")
 
     # ---- names ---------------------------------------------------------------------------------------------------
 
@@ -107,9 +107,9 @@ class Registry(Generic[T]):
             init_params: the constructor's arguments for this name.
 
         Raises:
-            ConfigurationError: the name belongs to a different class, or to a file of the folder, and ``override`` is
-                False. (The same class may be registered again, as in a notebook cell that is run twice.) Or the name is
-                not a string, or ``cls`` is not a class of this kind with the parameters ``init_params``.
+            ConfigurationError: ``override`` is False, and another class or a file of the folder has this name. Or the
+                name is not a string, ``cls`` is not a subclass of the contract, or its constructor does not accept
+                ``init_params``. Registering the same class again is allowed, as when a notebook cell runs twice.
         """
         self._check_text(name)
         if cls is None:
@@ -117,7 +117,7 @@ class Registry(Generic[T]):
         self.check_name(name)
         if not isinstance(cls, type) or not self._is_own(cls):
             self._check_class(name, cls, init_params)
-            files = self._files()  # the call may import files, whose classes register themselves
+            files = self._files()  # the call may import files, and their classes register themselves
             known = self._registered.get(name) or self._derived(installed=False).get(name)
             owner = None if known is None else known.cls
             if owner is None and name in files and not override:
@@ -193,15 +193,15 @@ class Registry(Generic[T]):
         )  # fmt: skip
 
     def derive(self, source: Callable[[bool], Mapping[str, Entry[T]]]) -> None:
-        """Let lookups also find the entries that ``source`` returns. These entries depend on another registry.
+        """Add a function that returns more entries, for example entries that depend on another registry.
 
-        The registry calls ``source`` for each lookup. The argument of ``source`` is whether to look for installed
-        packages, which takes milliseconds. Registered names and names of earlier sources take precedence.
+        The registry calls ``source(installed)`` for each lookup. With ``installed=True``, ``source`` may search
+        installed packages, which takes milliseconds. Registered names and names of earlier sources take precedence.
         """
         self._sources.append(source)
 
     def remove(self, name: str) -> None:
-        """Remove a registered name. If a file of the folder has this name, the name then means the file's class again.
+        """Remove a registered name. Afterwards, the name means the class of the file with this name, if there is one.
 
         Raises:
             UnknownNameError: the name was not registered.
@@ -245,7 +245,7 @@ class Registry(Generic[T]):
         if (point := self._entry_points().get(name)) is not None:
             loaded: type[T] = point.load()
             self._check_class(name, loaded, {})
-            # While load() ran, a class may have registered this name, with arguments.
+            # load() may have imported a class that registers this name with arguments.
             return self._registered.get(name) or Entry(name, loaded, first_line(loaded))
         if (derived := self._derived(installed=True).get(name)) is not None:
             return derived
@@ -257,7 +257,7 @@ class Registry(Generic[T]):
         raise UnknownNameError(f"There is no {self._kind} called {name!r}. {hint} [DT1050]")
 
     def check_name(self, name: str) -> None:
-        """Raise a ConfigurationError for a reserved name."""
+        """Do nothing. A subclass may raise a ConfigurationError for a reserved name."""
 
     def fallback(self, name: str) -> Entry[T] | None:
         """Return an entry for an unknown name, or ``None``. A subclass may override this method to create entries."""
@@ -417,8 +417,7 @@ def check_contract_version(cls: type[Any], current: int, kind: str) -> None:
 def load(path: str) -> Any:
     """Import a module, and return an object in it; ``path`` is ``"package.module:name"``.
 
-    drivetrain's core must not import the folders of callbacks and loggers, so the core loads the defaults with this
-    function.
+    The core loads the default callbacks and loggers with this function, because the core must not import their folders.
     """
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)

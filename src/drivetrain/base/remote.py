@@ -1,11 +1,11 @@
 """Read and write files at addresses such as ``s3://bucket/run`` through fsspec. No other module uses fsspec.
 
 To write an object, drivetrain writes a local file and uploads the file. A reader finds the complete old object or the
-complete new object. Object stores show a new object only after the complete upload. Other file systems show a file
-while the file grows, so drivetrain uploads the file under another name and then renames the file.
+complete new object. Object stores show a new object only after the complete upload. Other file systems show unfinished
+files. There, drivetrain uploads the file under another name and then renames it.
 
-fsspec is imported when the first address is used. Each function asks fsspec for the file system, and fsspec has one
-file system per process. A forked process must not use its parent's connections.
+fsspec is imported when the first address is used. Each function gets the file system from fsspec, which creates one in
+each process. A forked process must not use its parent's connections.
 """
 
 from __future__ import annotations
@@ -39,28 +39,22 @@ _PACKAGES = {
 _TIMES = ("LastModified", "mtime", "last_modified", "created", "updated")
 
 
-def is_known(path: Any) -> bool:
-    """Return whether ``path`` is an address with a protocol that fsspec supports, even if the package for the protocol
-    is missing.
-    """
-    if not files.is_remote(path):
-        return False
-    protocol = _protocol(os.fspath(path))
+def is_known(address: str | os.PathLike[str]) -> bool:
+    """Return whether fsspec supports the protocol of ``address``, even if the package for the protocol is missing."""
+    protocol = _protocol(os.fspath(address))
     if importlib.util.find_spec("fsspec") is None:
         return protocol in _PACKAGES
 
     return "::" in protocol or protocol in fsspec.available_protocols()
 
 
-def check(path: Any) -> None:
+def check(address: str | os.PathLike[str]) -> None:
     """Check, without a request, that this process can use the file system of an address.
 
     Raises:
         ConfigurationError: a package is missing, or fsspec does not support the protocol.
     """
-    if not files.is_remote(path):
-        return
-    address = os.fspath(path)
+    address = os.fspath(address)
     protocol = _protocol(address)
     if importlib.util.find_spec("fsspec") is None:
         packages = f"fsspec {_PACKAGES.get(protocol, '')}".rstrip()
@@ -82,17 +76,18 @@ def check(path: Any) -> None:
         ) from error
 
 
-def check_writable(path: Any) -> None:
+def check_writable(address: str | os.PathLike[str]) -> None:
     """Call :func:`check`, and check that the address's protocol allows writing.
 
     Raises:
         ConfigurationError: as in :func:`check`, or the file system is read-only.
     """
-    if files.is_remote(path) and _protocol(os.fspath(path)) in _READ_ONLY:
+    if _protocol(os.fspath(address)) in _READ_ONLY:
         raise ConfigurationError(
-            f"{os.fspath(path)} can only be read. Write to a local path, or to an address such as s3://bucket/folder."
+            f"{os.fspath(address)} can only be read. Write to a local path, or to an address such as "
+            "s3://bucket/folder."
         )
-    check(path)
+    check(address)
 
 
 def check_argument(owner: str, name: str, value: Any) -> None:
@@ -111,7 +106,8 @@ def check_argument(owner: str, name: str, value: Any) -> None:
 
 
 def written_at(address: str | os.PathLike[str]) -> float | None:
-    """Return when the file was written, in seconds; 0.0 if the time is unknown, and ``None`` if there is no file.
+    """Return the time at which the file was written, in seconds. Return 0.0 if the time is unknown, and ``None``
+    without a file.
 
     Raises:
         OSError: the server cannot be reached. The message names the address and the cause.
@@ -181,7 +177,7 @@ def fetched(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def read(path: str | os.PathLike[str], at: int = 0, length: int | None = None) -> bytes:
-    """Return the content of a file, from the offset ``at`` on, at most ``length`` bytes.
+    """Read a file from the byte ``at`` on. Read at most ``length`` bytes, or the rest for ``None``.
 
     Raises:
         OSError: the file does not exist, or could not be read.
@@ -202,7 +198,7 @@ def replacing(address: str | os.PathLike[str], new: bool = False) -> Iterator[Bi
 
     Args:
         address: the address of the object.
-        new: whether to raise an error instead of replacing an object. If the store cannot guarantee the error, the
+        new: whether to raise an error instead of replacing an object. If the store cannot refuse an upload, the
             function only checks before the upload whether the object exists.
 
     Raises:
@@ -286,7 +282,7 @@ def remove_folder(folder: str | os.PathLike[str]) -> None:
 
 
 def _put_new(system: Any, local: str, path: str, address: str | os.PathLike[str]) -> None:
-    """Upload a file. If an object has this name when the upload ends, a store with conditional uploads refuses the
+    """Upload a file. If another process creates the object meanwhile, a store with conditional uploads refuses the
     upload. Other stores replace the object.
     """
     put = getattr(system, "_put_file", system.put_file)
@@ -311,7 +307,7 @@ def _put_and_rename(system: Any, local: str, path: str) -> None:
             system.makedirs(folder, exist_ok=True)
         system.put_file(local, temporary)
         if type(system).mv is fsspec_spec.AbstractFileSystem.mv:
-            # not mv(): fsspec's generic mv() reads brackets in names as patterns
+            # fsspec's generic mv() would treat brackets in the name as a pattern
             system.cp_file(temporary, path)
         else:
             system.mv(temporary, path)

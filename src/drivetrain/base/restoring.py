@@ -22,7 +22,7 @@ _LARGEST = 2**63
 
 
 class WrongForm(CheckpointError):
-    """An entry in a state, such as an optimizer's, is missing or wrong; :func:`restoring` completes the message.
+    """An entry of a saved state is missing or wrong. :func:`restoring` completes the message.
 
     Args:
         place: the path of the entry, such as "['state'][0]"; "" is the state itself.
@@ -35,7 +35,7 @@ class WrongForm(CheckpointError):
 
 
 class WrongBuild(WrongForm):
-    """The saved part, such as an optimizer, was built differently from the part that is restored."""
+    """The state was saved by an optimizer, or a similar object, that was built differently from the present one."""
 
 
 @contextlib.contextmanager
@@ -44,7 +44,7 @@ def restoring(part: str) -> Iterator[None]:
     name the part.
 
     Raises:
-        CheckpointError: an exception was raised in the context. drivetrain's own errors are unchanged.
+        CheckpointError: an exception was raised in the context. drivetrain's own errors are raised unchanged.
     """
     try:
         yield
@@ -97,16 +97,16 @@ def shown_error(error: BaseException) -> str:
 
 
 Form = Any
-"""The type and structure of a saved value. The source file with the code that saves the value declares the form. A form
-is one of:
+"""The type and structure of a saved value. Each form is declared beside the code that saves the value. A form is one
+of:
 
-- a type, for an instance of the type;
-- ``{"name": form, "other?": form}``: for a mapping with these entries. The entries with "?" may be missing, and there
-  may be more entries;
-- ``{str: form}``: for a mapping of strings to values of the form;
-- ``[form]``: for a list or tuple of values of the form;
-- a function that gets the value and the value's place, and raises :class:`WrongForm` for a wrong value;
-- a tuple, for an instance of one of the types in the tuple that also has all other forms in the tuple. If the tuple
+- a type: the value is an instance of the type.
+- ``{"name": form, "other?": form}``: the value is a mapping with these entries. Entries with "?" may be missing. Other
+  entries are allowed.
+- ``{str: form}``: the value is a mapping of strings to values of the form.
+- ``[form]``: the value is a list or tuple of values of the form.
+- a function: it gets the value and the value's place, and raises :class:`WrongForm` for a wrong value.
+- a tuple: the value is an instance of one of the types in the tuple, and has all other forms in the tuple. If the tuple
   contains ``None``, the value may be ``None``.
 """
 
@@ -174,7 +174,7 @@ def number(value: Any, place: str = "") -> Any:
     """Check that ``value`` is a real number or a tensor with one element, and return ``value``.
 
     Raises:
-        WrongForm: ``value`` is neither.
+        WrongForm: ``value`` is not a real number, or it is a tensor with several elements.
     """
     is_one = isinstance(value, (int, float))
     if isinstance(value, Tensor):
@@ -200,8 +200,8 @@ NUMBER: Form = (Tensor, bool, int, float, number)
 
 
 def check_form(saved: Any, own: Any, place: str = "") -> None:
-    """Check that the saved state has the same types as ``own``, the present state of the part. An entry that only one
-    of the states has is ignored. If a present value is ``None``, any scalar is accepted.
+    """Check that a saved state has the same types as ``own``, the present state of the same object. Entries that only
+    one of the states has are ignored. If a present value is ``None``, any scalar is accepted.
 
     Raises:
         WrongForm: the types of a saved value and a present value differ.
@@ -238,11 +238,11 @@ def check_form(saved: Any, own: Any, place: str = "") -> None:
 
 # ---- values that torch uses without a check --------------------------------------------------------------------------
 
-# Optimizers of torch whose first step creates the complete state of a parameter, whatever the gradient is.
+# Optimizers of torch that create the complete state of a parameter in the first step, for any gradient.
 _TRIED = frozenset({
     "ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD",
 })  # fmt: skip
-# Options that some versions of torch lack. If a state lacks these options, an optimizer adds them.
+# Options that some versions of torch lack. If a loaded state lacks one of these options, the optimizer adds it.
 _LATER_OPTIONS = frozenset({
     "amsgrad", "capturable", "decoupled_weight_decay", "differentiable", "foreach", "fused", "initial_lr", "maximize",
     "nesterov", "param_names", "swap",
@@ -289,7 +289,7 @@ def _example_state(
     kind: type[Optimizer], group: Mapping[str, Any], own: Mapping[str, Any], place: str
 ) -> Mapping[str, Tensor]:
     """Return the state that an optimizer with the options of ``group`` creates for a small parameter in one step. The
-    optimizer's constructor checks the options: with a wrong option, a step would divide by zero or fail.
+    optimizer's constructor rejects wrong options. Otherwise, a later step would divide by zero or fail.
     """
     on_host = all(parameter.device.type == "cpu" for parameter in own["params"])
     for option in ("capturable", "differentiable"):
@@ -302,7 +302,7 @@ def _example_state(
     try:
         example = kind([parameter], **{key: group[key] for key in taken if key in group})
         with torch.no_grad():
-            # unwrap: call the step without global hooks of the program
+            # unwrap() skips the optimizer hooks that the program has registered globally
             inspect.unwrap(kind.step)(example)
     except (TypeError, ValueError, RuntimeError) as error:
         raise WrongForm(place, f"has options that {kind.__name__} refuses: {shown_error(error)}") from error
@@ -333,14 +333,14 @@ def load_states(
     check: Callable[[Any, Any], None],
     load: Callable[[Any, Any], None] = lambda part, state: part.load_state_dict(state),
 ) -> None:
-    """Check each state and load the state into its part, an optimizer or a scheduler.
+    """Check each state, and load it into its optimizer or scheduler.
 
     Args:
         kind: "optimizer" or "scheduler", for messages.
         parts: the result of ``configure_optimizers``.
         states: the states in a checkpoint, in the same order.
-        check: a function that gets a state and a part before the state is loaded, and raises :class:`WrongForm` for a
-            wrong state.
+        check: a function that is called with a state and its part before the state is loaded. It raises
+            :class:`WrongForm` for a wrong state.
         load: a function that gets a part and a state, and loads the state.
 
     Raises:
@@ -372,7 +372,8 @@ def scheduler_state(scheduler: Any) -> Any:
 
 
 def load_schedulers(schedulers: Sequence[Any], states: Any) -> None:
-    """Load each scheduler's state. If a state changes a number that the scheduler's constructor got, log the change.
+    """Load each scheduler's state. If a state changes a numeric argument of the scheduler's constructor, such as
+    ``gamma``, log the change.
 
     Raises:
         CheckpointError: a state is missing or does not fit.
@@ -392,7 +393,7 @@ def load_schedulers(schedulers: Sequence[Any], states: Any) -> None:
 
 
 def check_scheduler_state(state: Any, scheduler: Any, place: str = "") -> None:
-    """Check the entries of a scheduler's state: torch's schedulers set each entry as an attribute.
+    """Check the entries of a scheduler's state, because torch's schedulers set each entry as an attribute.
 
     Raises:
         WrongForm: an entry is missing, has another type, or would replace a method or the optimizer.

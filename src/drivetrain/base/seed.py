@@ -28,7 +28,7 @@ def seed_everything(seed: int | None = None, workers: bool = False, verbose: boo
     Args:
         seed: 0 to 2**32 - 1. ``None``: the environment variable ``PL_GLOBAL_SEED``, or 0 without this variable.
         workers: also seed each DataLoader worker from the seed, the rank and the worker's id. Otherwise, workers with
-            one id have equal seeds on all ranks.
+            the same id have the same seed on all ranks.
         verbose: log the seed on rank 0.
 
     Raises:
@@ -70,15 +70,15 @@ def seed_from_environ() -> int | None:
 
 def worker_seed_init(worker_id: int, rank: int | None = None) -> None:
     """Seed the generators in a worker of a DataLoader; pass this function as ``worker_init_fn``. The seed depends on
-    the loader's base seed, the rank and the worker's id. ``rank`` is the index of this process's part of the data;
-    ``None``: the rank in the job. All ranks draw the same base seed. On rank 0, torch's generator keeps the seed from
-    the DataLoader. On other ranks, torch is seeded, too, because otherwise all ranks would augment samples identically.
+    the loader's base seed, the rank and the worker's id. ``rank`` is the index of this process's shard of the data, and
+    by default the global rank. All ranks draw the same base seed. On rank 0, torch's generator keeps the seed from the
+    DataLoader. On other ranks, the function also seeds torch. Otherwise, all ranks would augment samples identically.
     """
     base = torch.initial_seed() - worker_id
     rank = rank_from_environ() if rank is None else rank
     words = [base & 0xFFFFFFFF, (base >> 32) & 0xFFFFFFFF, worker_id, rank]
     mixed = 0
-    # one round of splitmix64 for each word: neighbouring ranks and workers get unrelated seeds
+    # one round of splitmix64 for each word, so that neighbouring ranks and workers get unrelated seeds
     for word in words:
         mixed = (mixed + word + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
         mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
@@ -132,16 +132,16 @@ def _rng_state(
 
 # ---- generators that are read in every step --------------------------------------------------------------------------
 
-# the size of a Mersenne Twister's words in bytes; 4 bytes with the position come before or after the words
+# The size of a Mersenne Twister's words in bytes. The position has 4 more bytes, before or after the words.
 _WORDS = 624 * 4
 _MARK = 32
 
 
 class _Twister:
-    """The memory of a Mersenne Twister generator; :meth:`copy` copies only changed memory.
+    """The memory of a Mersenne Twister generator. :meth:`copy` copies the memory only if it has changed.
 
     The memory has 624 words, and the position of the next word to draw. Each draw changes the position, and 624 draws
-    change all words. So a step needs to read only the position and the seven words beside the position.
+    change all words. So :meth:`copy` detects a change by comparing the position and seven words beside it.
     """
 
     def __init__(self, address: int, position_first: bool) -> None:
@@ -192,11 +192,11 @@ _numpy_kept: tuple[bytes, Any] | None = None
 
 def _numpy_state(numpy: Any) -> Any:
     """Return the result of ``numpy.random.get_state()``. If the program has drawn no number since the last call, return
-    the same object. numpy copies the 624 words one by one, which takes longer than a small training step. Reading the
-    words at the address that numpy publishes is fast. ``numpy.random.normal`` computes two numbers at a time, and numpy
-    stores the second number outside the words. While numpy stores a second number, this function calls
+    the same object. ``get_state()`` copies 624 words one by one, which takes longer than a small training step. Reading
+    the words at the address that numpy publishes is fast. ``numpy.random.normal`` computes two numbers at a time, and
+    numpy stores the second number outside the words. While numpy stores a second number, this function calls
     ``numpy.random.get_state()`` each time. If a program sets only the second number with ``numpy.random.set_state``,
-    the change is missed.
+    this function does not notice the change.
     """
     global _numpy_kept, _numpy_twister
     source = numpy.random.mtrand._rand._bit_generator
@@ -239,10 +239,11 @@ def xla_generator() -> Any:
 
 
 class Generators:
-    """The random generators as a part of a checkpoint: ``{"model": model, "rng": engine.rng}``.
+    """The random generators as an object with a ``state_dict``, for checkpoints like ``{"model": model, "rng":
+    engine.rng}``.
 
     Args:
-        gather: a function that returns, in each process, the list of all processes' arguments.
+        gather: a function like ``all_gather``. It returns the list of the arguments that all processes have passed.
         rank: the rank of this process.
     """
 

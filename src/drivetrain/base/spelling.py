@@ -21,7 +21,7 @@ def is_higher_better(name: Any) -> bool:
 
 
 def warn_if_misspelt(who: str, name: str | None, logged: Iterable[str]) -> None:
-    """Warn, after a sanity check, if ``name`` was not logged but is similar to a logged name. ``who`` monitors
+    """Warn if the sanity check did not log ``name``, but a similar name. ``who`` says in the message what uses
     ``name``.
     """
     if name is not None and (meant := misspelt(name, logged)) is not None:
@@ -32,10 +32,10 @@ def warn_if_misspelt(who: str, name: str | None, logged: Iterable[str]) -> None:
 
 
 def misspelt(name: str, known: Iterable[str]) -> str | None:
-    """Return a known name that differs from ``name`` in one or two letters; ``None`` if ``name`` itself is known, or if
-    no name is similar.
+    """Return a known name that differs from ``name`` in one or two letters. Return ``None`` if there is no such name,
+    or if ``name`` itself is known.
 
-    Unlike in :func:`closest`, "train_loss" and "val_loss" are not similar, and "top1" and "top5" are not similar.
+    Unlike :func:`closest`, this function does not take "train_loss" for "val_loss", or "top1" for "top5".
     """
     names = set(known)
     close = None if name in names else closest(name, names)

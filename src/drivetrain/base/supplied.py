@@ -1,5 +1,6 @@
-"""Functions that a lower layer declares and calls, and that a higher layer defines. Without the higher layer, a default
-runs. A table in ``drivetrain/__init__.py`` connects the functions, so the lower layer does not name the higher layer.
+"""Functions that a lower layer declares and calls, and that a higher layer replaces. A table in
+``drivetrain/__init__.py`` names the replacements, so a lower layer imports no higher layer. Without a replacement, the
+function's own body runs.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ def supply(functions: Mapping[str, str]) -> None:
 
 
 def supplied(default: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a function that a higher layer may replace. Without a replacement, ``default`` itself runs. A call
-    imports the module of the replacement.
+    """Decorate a function that a higher layer may replace. The first call imports the module of the replacement.
+    Without a replacement, ``default`` itself runs.
     """
     key = f"{default.__module__}:{default.__name__}"
 
@@ -42,9 +43,9 @@ def instead_of(owner: str, name: str) -> str | None:
     """Return advice about a name that other libraries have and ``owner`` lacks; ``None`` if the name is unknown.
 
     Args:
-        owner: the name of a package; "Trainer" for an argument of the Trainer; "trainer", "LightningModule" or "Engine"
-            for an attribute; "a call" for an argument of another class or of a method.
-        name: the name; for "a call", with the class or method, as in "ModelCheckpoint.filepath".
+        owner: the name of a package for an import, "Trainer" for an argument of the Trainer, "trainer",
+            "LightningModule" or "Engine" for an attribute, and "a call" for an argument of another class or method.
+        name: the missing name. For "a call", it includes the class or method, as in "ModelCheckpoint.filepath".
     """
     return None
 

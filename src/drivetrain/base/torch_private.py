@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
     from torch.utils._pytree import tree_map
 
-__all__ = ["BatchNorm", "DispatchMode", "tree_map"]  # only these names have types
+__all__ = ["BatchNorm", "DispatchMode", "tree_map"]  # type checkers know only these names
 
 
 def _rows() -> dict[str, tuple[str, str]]:
@@ -51,7 +51,7 @@ _ORDINARY: dict[str, Any] = {
     "AnyPass": (),  # without the class, the workers end only when the iterator is freed
     "PassOfWorkers": (),
     "BatchNorm": nn.BatchNorm1d.__base__,  # torch's class _BatchNorm, even if torch renames the class
-    "Fetcher": object,  # torch iterates the loader itself
+    "Fetcher": object,  # torch then iterates over the loader
     "PassOfThisProcess": object,
     "can_move_in_place": lambda *_: False,  # without the check, the model is moved before sharding
     "collate_functions": {None: ""},  # without the functions, samples are fetched one by one
@@ -60,10 +60,10 @@ _ORDINARY: dict[str, Any] = {
     "is_view": lambda _: True,  # each value then counts as a view, and is copied
     "list_backends": lambda _: ["inductor", "eager", "aot_eager"],
     "list_modes": lambda: ["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"],
-    "newest_node": None,  # operations of a backward pass are then shown without a line
+    "newest_node": None,  # backward operations are then shown without a line of the program
     "running_node": None,
 }
-"""The replacement of each name, if torch lacks the name."""
+"""The replacements of names that torch may lack."""
 
 _own: Any = sys.modules[__name__]
 
@@ -89,8 +89,8 @@ def __getattr__(name: str) -> Any:
 
 
 def where(name: str) -> tuple[Any, str]:
-    """Return the object of torch that has the attribute which this module calls ``name``, and the attribute's name in
-    torch. A caller can replace the attribute.
+    """Return the owner of a private attribute and the attribute's name in torch, so that a caller can replace the
+    attribute. ``name`` is the attribute's name in this module.
     """
     module, _, path = _PATHS[name][0].partition(":")
     *owners, attribute = path.split(".")
@@ -121,17 +121,17 @@ def function_of_device(kind: str, name: str) -> Any:
 
 version_of = attrgetter("_version")  # the counter of a tensor's in-place changes
 hooks_of = attrgetter("_backward_hooks")  # the hooks on a tensor's gradient, or None
-storage_key = attrgetter("_cdata")  # equal for all Python objects of one storage
+storage_key = attrgetter("_cdata")  # the same number for all Python objects of one storage
 storage_inside = attrgetter("_untyped_storage")  # the untyped storage of a TypedStorage
-schema_of = attrgetter("_schema")  # an operation's arguments, and which arguments the operation changes
+schema_of = attrgetter("_schema")  # the arguments of an operation, and which of them it changes in place
 operation_name = attrgetter("_opname")  # an operation's name without the namespace
 overloads_of = attrgetter("_overloadpacket")  # all overloads of an operation
-PARTS_OF_SPARSE = "_indices", "_values"  # methods of a tensor in COO layout, which need not be coalesced
+PARTS_OF_SPARSE = "_indices", "_values"  # methods of COO tensors that also work for uncoalesced tensors
 name_of_storage = methodcaller("_pickle_storage_type")  # a TypedStorage's name in pickles
 number_of_node = methodcaller("_sequence_nr")  # the number of a node in the autograd graph, in forward order
-hooks_on_accumulation = _read("_post_accumulate_grad_hooks", None)  # a parameter's hooks
-READS_A_COUNT = "_get_value"  # the function of optimizers that reads the number of steps
-VOTES_OF_A_STAGE = "_warmup_forward_vote", "_warmup_backward_result"  # whether the ranks of a stage know shapes
+hooks_on_accumulation = _read("_post_accumulate_grad_hooks", None)  # hooks that run after a gradient is accumulated
+READS_A_COUNT = "_get_value"  # torch's function that reads an optimizer's step count
+VOTES_OF_A_STAGE = "_warmup_forward_vote", "_warmup_backward_result"  # methods to vote whether shapes are static
 
 
 def gradient_facts(tensors: Iterable[Any]) -> list[Any]:
@@ -149,7 +149,8 @@ RUN_ENGINE = "_engine_run_backward"
 
 
 def watching() -> Callable[[], Any]:
-    """Return a function that tells whether something, such as a profiler, observes operations or saved tensors now.
+    """Return a function that returns a true value while a profiler, a mode or a hook observes operations or saved
+    tensors.
 
     Raises:
         ImportError, AttributeError: torch lacks a name.
@@ -179,7 +180,7 @@ def watching() -> Callable[[], Any]:
 own_parameters = attrgetter("_parameters")  # a module's parameters by name; a value may be None
 own_buffers = attrgetter("_buffers")
 own_modules = attrgetter("_modules")
-non_persistent_buffers = attrgetter("_non_persistent_buffers_set")  # names that a module's state dict lacks
+non_persistent_buffers = attrgetter("_non_persistent_buffers_set")  # names of buffers that are not in the state dict
 hooks_before_loading = attrgetter("_load_state_dict_pre_hooks")  # a module's hooks that may rename loaded entries
 compiled_call = attrgetter("_compiled_call_impl")  # a module's compiled call; None if there is none
 uncompiled_call = attrgetter("_call_impl")  # a module's uncompiled call, with hooks
@@ -215,14 +216,14 @@ def copy_hooks(old: nn.Module, new: nn.Module) -> None:
 
 
 def replica_of(module: nn.Module) -> nn.Module:
-    """Return a shallow copy of a module, made as DataParallel makes it: without parameters of its own."""
+    """Return a shallow copy of a module without parameters, as ``nn.DataParallel`` makes it."""
     copy: nn.Module = module._replicate_for_data_parallel()  # type: ignore[no-untyped-call]  # torch has no types for it
     vars(copy).pop(COMPILED_CALL, None)  # a compiled call would run the original module
     return copy
 
 
 def list_weights_of_rnn(module: nn.Module) -> None:
-    """Update the list of parameters that an RNN keeps, after the parameters were replaced."""
+    """Update the internal parameter list of an RNN after its parameters were replaced."""
     own = vars(module)
     if "_flat_weights_names" in own:
         own["_flat_weights"] = [getattr(module, name, None) for name in own["_flat_weights_names"]]
@@ -234,7 +235,7 @@ def check_input(layer: Any, given: Tensor) -> None:
 
 
 def input_check_of_sync_batch_norm() -> dict[str, Any]:
-    """Return the method of ``nn.SyncBatchNorm`` that checks inputs, by name, for the body of another class."""
+    """Return the name and the method with which ``nn.SyncBatchNorm`` checks inputs, for the body of another class."""
     return {"_check_input_dim": nn.SyncBatchNorm._check_input_dim}
 
 
@@ -255,7 +256,7 @@ def module_inside(module: Any) -> Any:
 
 
 def compiled_by(context: Any, module: nn.Module, function: Any) -> Any:
-    """Compile ``function``, which runs ``module``, as ``module.compile()`` does. ``context`` has the arguments of
+    """Compile ``function``, a method of ``module``, as ``module.compile()`` does. ``context`` has the arguments of
     torch.compile.
     """
     if _rules.check(module.forward):  # torch.compile would skip the functions of torch's own modules
@@ -278,7 +279,7 @@ def leave_uncompiled(function: Any) -> None:
     """Keep torch.compile from compiling ``function`` and the functions that it calls."""
     skip = _frames._FrameAction.SKIP
     _frames.set_code_exec_strategy(function.__code__, _frames._FrameExecStrategy(skip, skip))
-    function._torchdynamo_disable = True  # torch's own decorators set this mark
+    function._torchdynamo_disable = True  # torch's own decorators set this attribute, too
 
 
 # ---- optimizers, schedulers, scalers ---------------------------------------------------------------------------------
@@ -290,7 +291,8 @@ STEPPED = "_opt_called"
 LAST_RATES, SCHEDULERS = "_last_lr", "_schedulers"
 """Attributes in the state dict of a scheduler: the present learning rates, and the inner schedulers."""
 WATCHED = "_wrapped_by_lr_sched"
-"""The attribute that marks an optimizer's step as counted by a scheduler. Without the mark, the scheduler warns."""
+"""The attribute that a scheduler sets on the ``step`` method of its optimizer. If it is missing, the scheduler warns.
+"""
 SCALES_ITSELF = "_step_supports_amp_scaling"
 """The attribute of an optimizer that unscales gradients in its kernel and skips steps with overflows."""
 UNSCALE = "_unscale_grads_"
@@ -298,7 +300,7 @@ UNSCALE = "_unscale_grads_"
 GROWTH_TRACKER = "_growth_tracker"
 """The entry in the state of a GradScaler that counts the steps since the last change of the scale."""
 schedulers_in = _read(SCHEDULERS, ())  # the schedulers inside a SequentialLR or a ChainedScheduler
-class_in_shards = _read("_optim_constructor", None)  # the class inside a ZeroRedundancyOptimizer
+class_in_shards = _read("_optim_constructor", None)  # the optimizer class that a ZeroRedundancyOptimizer uses
 states_of_scaler = _read("_per_optimizer_states", {})  # a GradScaler's states by optimizer; {} if disabled
 scale_of = _read("_scale", None)  # a GradScaler's scale; None before the first loss
 
@@ -326,13 +328,11 @@ def update_scale(scaler: Any, overflow: bool) -> None:
 ITERATOR, GET_ITERATOR = "_iterator", "_get_iterator"
 """Members of a DataLoader: the iterator with the persistent workers, and the method that creates an iterator."""
 kept_iterator = _read(ITERATOR, None)  # a DataLoader's iterator; None without persistent workers
-NUMBER_OF_DRAWS = "_num_samples"  # in a RandomSampler; None: as many draws as samples
+NUMBER_OF_DRAWS = "_num_samples"  # an attribute of RandomSampler; None means one draw per sample
 
 
 def keep_iterator(loader: Any, iterator: Any) -> None:
-    """Set the iterator of a DataLoader's next pass. If the loader had an earlier iterator, the earlier iterator's
-    workers end.
-    """
+    """Set the iterator that a DataLoader uses in its next pass. The workers of the earlier iterator end."""
     loader._iterator = iterator
 
 
@@ -377,8 +377,8 @@ def rebuild_buckets(model: nn.parallel.DistributedDataParallel) -> None:
 
 
 def exchange_after_first_pass(model: Any) -> None:
-    """Let DDP with a static graph exchange all gradients at the end of the first backward pass, as DDP does after its
-    ``forward``.
+    """Let DDP with a static graph exchange all gradients at the end of the first backward pass. DDP's ``forward`` does
+    the same.
     """
     if model.static_graph and not model._static_graph_delay_allreduce_enqueued:
         model._static_graph_delay_allreduce_enqueued = True
@@ -386,7 +386,7 @@ def exchange_after_first_pass(model: Any) -> None:
 
 
 def start_ddp_alone() -> None:
-    """Change DDP in this process: wrapping a model then compares and broadcasts nothing."""
+    """Patch DDP in this process, so that wrapping a model compares and broadcasts nothing."""
     _ddp._verify_param_shape_across_processes = lambda *args, **options: True
     _ddp._sync_module_states = lambda *args, **options: None
     _dist.Reducer._rebuild_buckets = lambda reducer: False
@@ -394,25 +394,25 @@ def start_ddp_alone() -> None:
 
 # ---- FSDP2 -----------------------------------------------------------------------------------------------------------
 
-TRAINING_STATE = "_training_state"  # the pass that an FSDP group of parameters is in
+TRAINING_STATE = "_training_state"  # whether an FSDP parameter group is idle, or in a forward or backward pass
 place_of = attrgetter("_module_info")  # the module of a sharded parameter, and the parameter's name there
-shape_of = attrgetter("_orig_size")  # the shape of a sharded parameter when gathered
-gathered_of = _read("_unsharded_param", None)  # a sharded parameter when gathered; None before the first time
+shape_of = attrgetter("_orig_size")  # the complete shape of a sharded parameter
+gathered_of = _read("_unsharded_param", None)  # a sharded parameter in gathered form; None before the first gather
 FSDP_STATE = "_get_fsdp_state"  # a method that ``fully_shard`` adds to a module
-CLASSES_OF_POLICY, FUNCTION_OF_POLICY = "_module_classes", "_lambda_fn"  # in ModuleWrapPolicy and CustomPolicy
+CLASSES_OF_POLICY, FUNCTION_OF_POLICY = "_module_classes", "_lambda_fn"  # of ModuleWrapPolicy and CustomPolicy
 RESHARDING = "_to_sharded", "_to_sharded_post_forward"  # methods that free the gathered parameters of a group
 JOIN_MESHES = "_concatenate"  # a static method of DeviceMesh
 
 
 def fsdp_groups(module: Any) -> list[Any]:
-    """Return the groups of parameters that an ``FSDPModule`` gathers together."""
+    """Return the parameter groups of an ``FSDPModule``. FSDP gathers the parameters of a group together."""
     state = module._get_fsdp_state()
     groups = getattr(state, "_fsdp_param_groups", None)  # torch before 2.12 has a single group
     return [each for each in ([state._fsdp_param_group] if groups is None else groups) if each is not None]
 
 
 def prepare_passes(root: Any) -> None:
-    """Let FSDP prepare now for its first forward pass."""
+    """Initialize FSDP now, instead of in its first forward pass."""
     root._get_fsdp_state()._lazy_init()
 
 
@@ -477,14 +477,14 @@ def keep_order_in_ring() -> None:
 # ---- pickles ---------------------------------------------------------------------------------------------------------
 
 FUNCTIONS_IN_C = "torch._C._nn"
-"""The module name in pickles for those functions of ``torch.nn.functional`` that are written in C."""
+"""The name of the module in which pickles find the C functions of ``torch.nn.functional``."""
 
 _unpickler: Any = Later("torch._weights_only_unpickler")
 
 
 def allowed_in_pickles() -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return two dictionaries of the objects that ``torch.load(weights_only=True)`` accepts, by name: all objects, and
-    the objects that the program has added.
+    """Return two dictionaries from names to objects. The first has all objects that ``torch.load(weights_only=True)``
+    accepts. The second has only the objects that the program has added.
     """
     users: dict[str, Any] = _unpickler._get_user_allowed_globals()
     return {**_unpickler._get_allowed_globals(), **users}, users

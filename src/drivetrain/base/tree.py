@@ -20,7 +20,7 @@ _NUMBERS = frozenset({int, float, bool, str, type(None)})
 _HOST = torch.device("cpu")
 
 BLOCKING: set[str] = set()
-"""Device types for which a copy to the device must block the host, because torch does not keep the source of a
+"""Device types to which drivetrain copies with ``non_blocking=False``, because torch does not keep the source of a
 non-blocking copy alive. An Engine adds the type of its device if the accelerator has ``supports_non_blocking=False``.
 """
 
@@ -29,7 +29,7 @@ non-blocking copy alive. An Engine adds the type of its device if the accelerato
 class Movable(Protocol):
     """A leaf with a ``to`` method: a tensor, a PackedSequence, a graph batch, a BatchEncoding.
 
-    If ``to`` moves the object in place, ``to`` returns the object itself, or ``None``.
+    ``to`` may move the object in place. It then returns the object itself, or ``None``.
     """
 
     def to(self, device: Any) -> Any: ...
@@ -77,9 +77,9 @@ def like_dataclass(like: Any, values: Mapping[str, Any]) -> Any:
 def move(batch: Any, device: torch.device) -> Any:
     """Return ``batch`` with every leaf on ``device``.
 
-    A copy to a device does not block the host: later operations on the device's stream wait for the copy. A copy to the
-    host, or to a device type in :data:`BLOCKING`, blocks the host, because otherwise the host could read or write too
-    early. A leaf that is already on ``device`` is returned unchanged.
+    A copy to a device does not block the host, because later operations on the device's stream wait for the copy. A
+    copy to the host, or to a device type in :data:`BLOCKING`, blocks the host. Otherwise, the host could read or write
+    too early. A leaf that is already on ``device`` is returned unchanged.
     """
     kind = type(batch)
     if kind is list or kind is tuple:
@@ -103,17 +103,15 @@ def _move_leaf(leaf: Any, device: torch.device, non_blocking: bool) -> Any:
 
 
 def was_there(batch: Any, moved: Any) -> bool:
-    """Return whether ``batch`` was on the device before ``moved = move(batch, device)``. Other types than lists, tuples
-    and tensors can move in place, so the result for other types is always False.
+    """Return whether ``batch`` was on the device before ``moved = move(batch, device)``. The result is always False for
+    types other than list, tuple and tensor, because they may move in place.
     """
     kind = type(batch)
     return moved is batch and (kind is list or kind is tuple or isinstance(batch, Tensor))
 
 
 def dtensor() -> Any:
-    """Return torch's class ``DTensor``, for tensors with shards in several processes; ``()`` if the class was not
-    imported.
-    """
+    """Return torch's class ``DTensor``; ``()`` if the program has not imported it."""
     return getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
 
 
@@ -123,8 +121,8 @@ def is_dtensor(value: Any) -> bool:
 
 
 def first_dtensor(tree: Any) -> str | None:
-    """Return the path of a DTensor in lists, tuples and mappings, in the form of :func:`leaves`; ``None`` if there is
-    no DTensor. Random states contain thousands of numbers, so the function has no call for each number.
+    """Return the path of a DTensor in nested lists, tuples and mappings, such as ``"a/0"``; ``None`` without a DTensor.
+    The loop makes no call for each number, because random states contain thousands of numbers.
     """
     if not (sharded := dtensor()):
         return None

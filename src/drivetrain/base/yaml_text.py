@@ -9,19 +9,19 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-# Matches a text that is a string without quotes in every version of YAML.
+# Matches strings that need no quotes in any version of YAML.
 _PLAIN = re.compile(r"[A-Za-z_/](?:[\w./@%+=~-]|:(?=[^\s]))*(?: (?!#)(?:[\w./@%+=~-]|:(?=[^\s]))+)*")
 _WORDS = frozenset({"null", "true", "false", "yes", "no", "on", "off", "y", "n"})
 # Characters that YAML must escape, and lone surrogates, which UTF-8 cannot encode.
 _ESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
 
 _KEYS = (str, int, float, bool, type(None))
-# A longer key gets the mark "?", because YAML readers reject keys above 1024 bytes without the mark.
+# A longer key is written after "? ", because YAML readers reject other keys above 1024 bytes.
 _LONGEST_KEY = 120
 
 
 def dump(values: Mapping[Any, Any]) -> str:
-    """Return ``values`` as a YAML document of plain data, which every YAML reader can read.
+    """Return ``values`` as a YAML document that every YAML reader can read.
 
     Mappings keep their order. Numbers, strings, booleans, ``None``, lists, tuples and mappings keep their types. Any
     other value is written as ``str(value)``.
@@ -51,7 +51,7 @@ def scalar(value: Any) -> str:
         number = float(value)
         if not math.isfinite(number):
             return ".nan" if math.isnan(number) else (".inf" if number > 0 else "-.inf")
-        text = repr(number)  # in YAML, 1e-05 is a string, because a float needs a point
+        text = repr(number)  # in YAML, 1e-05 is a string, because a float needs a decimal point
         return text if "." in text else text.replace("e", ".0e")
     return _text(str(value))
 

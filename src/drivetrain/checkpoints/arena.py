@@ -20,7 +20,7 @@ from drivetrain.base.packages import fcntl, psutil
 from drivetrain.checkpoints.unread import HOST
 from drivetrain.checkpoints.writer_process import ALIGNMENT, CONTROL
 
-# values of these types need no function call: random states have thousands of numbers
+# values of these types are copied without a function call, because random states have thousands of numbers
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
 # a copy needs this many times the memory of the tensors, because of the pickled structure and the allocator
 _MARGIN = 1.05
@@ -33,8 +33,8 @@ class NoRoomError(Exception):
 class Arena:
     """Host memory that holds copies of a checkpoint's tensors. The next checkpoint reuses this memory.
 
-    The memory is an unnamed file. Another process can map the file, and needs only one descriptor for all tensors. The
-    file grows to the size of the largest checkpoint. The copies stay until :meth:`clear` is called.
+    The memory is a file without a name. A process that inherits the file's descriptor can map the file. The file grows
+    to the size of the largest checkpoint. The copies stay until :meth:`clear` is called.
 
     Attributes:
         descriptor: the open file.
@@ -45,15 +45,15 @@ class Arena:
         self.descriptor = _new_memory()
         self.size, self._used = 0, CONTROL
         self._map: Any = None
-        # the address and the size of each map of the file: tensors may still use earlier maps
+        # The address and the size of each mapping of the file. Tensors may still use earlier mappings.
         self._mapped: list[tuple[int, int]] = []
-        # Tensors in this memory: the copies of this checkpoint, and the copies of the previous checkpoint. The next
-        # checkpoint usually has tensors of the same shapes and reuses these tensors.
+        # The tensors with the copies of this checkpoint, and with the copies of the previous one. A copy reuses an
+        # earlier tensor with the same offset, dtype and shape.
         self._views: dict[Any, Tensor] = {}
         self._views_before: dict[Any, Tensor] = {}
         self._unpin: Callable[[], object] | None = None
-        self._unfilled: list[tuple[Tensor, Tensor]] = []  # pairs of a copy and a tensor to copy
-        self._copying: list[torch.Event] = []  # an event after the copies of each device
+        self._unfilled: list[tuple[Tensor, Tensor]] = []  # the copies that have no values yet, each with its source
+        self._copying: list[torch.Event] = []  # for each device, an event that follows the copies
         self._grow(CONTROL)
 
     def close(self) -> None:
@@ -70,9 +70,7 @@ class Arena:
         del self._mapped[:-1]
 
     def hurry(self, now: bool) -> None:
-        """Tell the writing process whether this process waits. If this process waits, the writing process makes no
-        pauses.
-        """
+        """Tell the writing process whether this process waits for it. If so, the writing process makes no pauses."""
         if self._map is not None:
             self._map[0] = now
 
@@ -98,9 +96,9 @@ class Arena:
         return copies
 
     def fill(self) -> None:
-        """Copy the values of the tensors that were passed to :meth:`hold`. Meanwhile, other threads can run Python.
-        When this call returns, devices may still be copying. Each device finishes the copies before later operations.
-        :meth:`wait` waits for the devices.
+        """Copy the values of the tensors that were passed to :meth:`hold`. Other threads can run Python during this
+        call. When the call returns, devices may still be copying. A device finishes the copies before it begins later
+        operations. :meth:`wait` waits for the devices.
         """
         unfilled, self._unfilled = self._unfilled, []
         devices = {tensor.device for _, tensor in unfilled} - {HOST}
@@ -139,8 +137,8 @@ class Arena:
             )
         try:
             os.ftruncate(self.descriptor, size)
-            grown = mmap.mmap(self.descriptor, size)  # earlier maps live while tensors use them
-        except OSError as error:  # such as a limit on file sizes, which includes files in memory
+            grown = mmap.mmap(self.descriptor, size)  # earlier mappings stay while tensors use them
+        except OSError as error:  # for example, a limit on file sizes also applies to files in memory
             raise NoRoomError(f"memory for a copy of it, {size} bytes, cannot be had: {error}") from error
         self._forget_views()
         self._end_pin()
@@ -181,7 +179,7 @@ def _pin(device: torch.device, address: int, size: int) -> Callable[[], object] 
         return None
     if (calls := runtime()).cudaHostRegister(address, size, 0) != calls.cudaError.success:
         with contextlib.suppress(RuntimeError):
-            torch.ones((), device=device)  # torch raises the pending error here, and not in training
+            torch.ones((), device=device)  # raise the pending CUDA error here, and not in a training step
         return None
     return lambda: calls.cudaHostUnregister(address)
 
@@ -194,8 +192,7 @@ def _new_memory() -> int:
         if hasattr(os, "memfd_create"):
             stack.callback(os.close, descriptor := os.memfd_create("drivetrain-checkpoint"))
         else:
-            folder = stack.enter_context(tempfile.TemporaryDirectory())
-            descriptor = stack.enter_context(open(os.path.join(folder, "memory"), "x+b")).fileno()
+            descriptor = stack.enter_context(tempfile.TemporaryFile()).fileno()
         return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
 
 
@@ -217,7 +214,7 @@ def copied(tree: Any, hold: Callable[[Sequence[Tensor]], list[Tensor]]) -> Any:
 
     _map_tensors(find, tree, lambda other: other, _is_dense)
     copies = dict(zip(found, hold(list(found.values())), strict=True))
-    is_found = lambda value: id(value) in keys  # noqa: E731  # in a tenth of the time of _is_dense
+    is_found = lambda value: id(value) in keys  # noqa: E731  # ten times as fast as _is_dense
     return _map_tensors(lambda tensor: _like(tensor, copies[keys[id(tensor)]]), tree, _copied_other, is_found)
 
 

@@ -23,11 +23,12 @@ from drivetrain.checkpoints.writer import Writer, WriterEndedError
 from drivetrain.errors import CheckpointError, ConfigurationError, shown
 
 _LOCK_PATIENCE_S = 600.0
-_LONG_S = 60.0  # the wait after which a line is logged
+_LONG_S = 60.0  # the number of seconds to wait before a line is logged
 
 
 class Later:
-    """An entry of a checkpoint that is computed only when the checkpoint is written, such as checksums of files.
+    """An entry of a checkpoint that is computed only when the checkpoint is written. An example is the checksum of a
+    file.
 
     Args:
         value: a function that returns the entry. The thread of :class:`AsyncCheckpointIO` calls the function once.
@@ -45,11 +46,11 @@ class AsyncCheckpointIO(CheckpointIO):
 
     :meth:`save_checkpoint` copies the checkpoint's tensors to host memory, or queues the copies on a GPU, and returns.
     If the host has too little memory, the method waits until the checkpoint is written, and logs a line. A separate
-    process writes local files. The process starts when a fit starts or an Engine sets up a model, and uses only the
-    processor time that training leaves. A thread writes files at addresses, and all files if ``checkpoint_io`` is of
-    another class than :class:`TorchCheckpointIO`. A ModelCheckpoint compares and removes files after the files are
-    written. The end of a run waits for all writes. If a write fails, the next save or the end of the run raises the
-    error.
+    process writes local files. The process starts when a fit starts or an Engine sets up a model. It uses only
+    processor time that training does not need. A thread writes files at addresses. If ``checkpoint_io`` is of another
+    class than :class:`TorchCheckpointIO`, the thread writes all files. A ModelCheckpoint compares and removes a file
+    only when the file is written. The end of a run waits for all writes. If a write fails, the next save or the end of
+    the run raises the error.
 
     Args:
         checkpoint_io: the store that reads and writes; ``None``: :class:`TorchCheckpointIO`.
@@ -76,11 +77,11 @@ class AsyncCheckpointIO(CheckpointIO):
         # the running and failed writes by path, until the error of a failed write is raised
         self._writes: dict[str, Future[Any]] = {}
         self._running: list[Future[Any]] = []  # the writes of the last save
-        self._copies: Future[None] = Future()  # done when all copies are made, or queued on devices
+        self._copies: Future[None] = Future()  # completed when all copies are made, or queued on devices
         self._copies.set_result(None)
         self._saving = 0  # the number of open contexts of one_save()
-        self._in_place = False  # whether the original tensors are written without a copy: see hold()
-        self._is_new = False  # whether an existing file must stay
+        self._in_place = False  # whether tensors are written without a copy (see hold())
+        self._is_new = False  # whether an existing file must not be replaced
 
     def __getstate__(self) -> dict[str, Any]:
         return {"checkpoint_io": self.checkpoint_io}  # a thread and a process cannot be pickled
@@ -114,8 +115,8 @@ class AsyncCheckpointIO(CheckpointIO):
 
     @contextlib.contextmanager
     def alone_in(self, folder: str | Path) -> Iterator[None]:
-        """Return a context in which this run chooses file names in ``folder`` and begins to write the files. Until the
-        files are written, other runs wait in this method, so no run replaces another run's file.
+        """Return a context in which only this run chooses file names in ``folder``. Other runs wait in this method
+        until the files are written, so no run replaces another run's file.
         """
         self._settle()
         with contextlib.suppress(OSError):  # the save will raise the error
@@ -141,9 +142,9 @@ class AsyncCheckpointIO(CheckpointIO):
 
     @contextlib.contextmanager
     def one_save(self) -> Iterator[None]:
-        """Return a context for one checkpoint. For each file of the checkpoint, call :meth:`hold` and :meth:`begin` in
-        the context. The context first waits until the previous checkpoint is written, because the new copies overwrite
-        the previous copies.
+        """Return a context in which the caller saves one checkpoint. For each file of the checkpoint, the caller calls
+        :meth:`hold` and :meth:`begin`. The context first waits until the previous checkpoint is written, because the
+        new copies overwrite the previous copies.
 
         Raises:
             CheckpointError: a file of the previous checkpoint could not be written.
@@ -170,8 +171,8 @@ class AsyncCheckpointIO(CheckpointIO):
                     self._settle()
 
     def _fill(self) -> None:
-        """Copy the values of the tensors. Meanwhile, the thread pickles the structure, so later steps need not wait for
-        the thread.
+        """Copy the values of the tensors. The writing thread pickles the structure during the copy, and not during
+        later steps.
         """
         try:
             if self._arena is not None:
@@ -194,11 +195,11 @@ class AsyncCheckpointIO(CheckpointIO):
 
     def hold(self, tree: Any, path: str | Path) -> Any:
         """Return a copy of ``tree`` for :meth:`begin`. Call this method in a context of :meth:`one_save`. Changes to
-        ``tree`` after the context do not change the copy. If the host has too little memory, or if an object cannot be
-        copied, the method logs the reason and returns ``tree`` itself. The context then waits until the files are
-        written.
+        ``tree`` after the context do not change the copy. The copy fails if the host has too little memory, or if an
+        object in ``tree`` does not support copying. Then the method logs the reason and returns ``tree`` itself. The
+        context then waits until the files are written.
         """
-        hold = fresh  # a store of another class may keep the tensors, so each copy needs new memory
+        hold = fresh  # other stores may keep the tensors, so each copy needs new memory
         if self._is_for_process(path):
             self.start()
             assert self._arena is not None  # made by start()
@@ -234,15 +235,15 @@ class AsyncCheckpointIO(CheckpointIO):
     def copy_later(
         self, copy: Callable[..., bool], source: str | Path, path: str | Path, link: bool, replaces: bool
     ) -> bool:
-        """When ``source`` is written, call ``copy``, which makes ``path`` from ``source``. If ``source`` cannot be
-        written, ``copy`` is not called. Return False, and copy nothing, if there is a file that must not be replaced.
+        """Let the writing thread call ``copy`` after it has written ``source``. If the write fails, ``copy`` is not
+        called. If ``path`` exists and ``replaces`` is False, return False and copy nothing.
         """
         if not replaces and self.exists(path):
             return False
         written = self._writes[str(source)]
 
         def when_written() -> None:
-            # raises the error of a failed write, without a wait: the thread has finished the write
+            # raises the error of a failed write; the thread has already finished this write
             written.result()
             if copy(source, path, link, replaces) is False:
                 raise _taken(path)
@@ -296,7 +297,7 @@ class AsyncCheckpointIO(CheckpointIO):
                 return {}  # the caller can compute the size and the checksum from the file
             return None
 
-    # ---- as the store behind it --------------------------------------------------------------------------------
+    # ---- methods of the inner store ----------------------------------------------------------------------------
 
     exists = calls("checkpoint_io.exists")
     find = calls("checkpoint_io.find")
@@ -368,8 +369,8 @@ def _finish(writes: Iterable[Future[Any]]) -> None:
 
 
 def _has_written(path: Path, records: Iterable[tuple[str, Any]]) -> bool:
-    """Return whether the file is complete, although the writing process has failed. Random states make the pickled
-    structure unique, so a file with the structure in ``records`` is not another run's file.
+    """Return whether the file was complete when the writing process failed. Random states make the pickled structure
+    unique, so a file with the structure in ``records`` is not another run's file.
     """
     with contextlib.suppress(OSError, KeyError, zipfile.BadZipFile), zipfile.ZipFile(path) as found:
         return all(found.read(name) == content for name, content in records if isinstance(content, bytes))
@@ -387,7 +388,7 @@ _stores: weakref.WeakSet[AsyncCheckpointIO] = weakref.WeakSet()
 
 
 def _forget_all() -> None:
-    """Reset each store in a forked process, because a forked process has no threads."""
+    """Reset each store in a forked process, which does not inherit the writing thread."""
     for store in list(_stores):
         store._forget()
 

@@ -18,9 +18,9 @@ from drivetrain.checkpoints.writer_process import Summed, write_zip
 
 
 def write(value: Any, stream: IO[bytes], protocol: int = 2) -> None:
-    """Write ``value`` as ``torch.save`` does: in a zip container with a checksum for each tensor. Each tensor is
-    written directly from its memory, or is first copied from the device to the host. Views of one storage stay views.
-    But a view with another dtype, which ``torch.save`` refuses, is written as a copy.
+    """Write ``value`` as ``torch.save`` does: in a zip container with a checksum for each tensor. A tensor on the host
+    is written directly from its memory. Tensors that share a storage also share it after loading. But a view with
+    another dtype is written as a copy, because ``torch.save`` refuses it.
 
     Args:
         value: any picklable value.
@@ -95,15 +95,15 @@ class _Pending:
 class _UnreadPickler(_Pickler):
     """Pickles values, and lists the contents of the tensors' records in ``sources``.
 
-    This class pickles plain tensors three times as fast as torch. Its speed matters even in a
-    background thread: while that thread pickles, the thread that trains cannot run Python.
+    This class pickles plain tensors three times as fast as torch. The speed matters even in a background thread,
+    because the training thread cannot run Python during the pickling.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.sources: list[Any] = []
         self._keys: dict[int, str] = {}
-        self._forms: dict[torch.dtype, Any] = {}  # the result of torch's method for each dtype
+        self._forms: dict[torch.dtype, Any] = {}  # the result of ``Tensor.__reduce_ex__`` for each dtype
 
     def reducer_override(self, obj: Any) -> Any:
         source = obj
@@ -116,7 +116,7 @@ class _UnreadPickler(_Pickler):
             self._forms[obj.dtype] = torch.empty((), dtype=obj.dtype).__reduce_ex__(2)  # type: ignore[no-untyped-call]
         rebuild, (kind, _, _, _, needs_grad, _, *rest) = self._forms[obj.dtype]
         offset = 0 if source is obj else obj.storage_offset()
-        # a new dictionary of hooks for each tensor: a shared dictionary would be one object in the file
+        # a new dictionary of hooks for each tensor, because pickle would store a shared dictionary as one object
         place = offset, tuple(obj.shape), obj.stride()
         return rebuild, (_Pending(source, kind), *place, needs_grad, OrderedDict(), *rest)
 

@@ -21,7 +21,7 @@ from drivetrain.base.introspect import overrides
 from drivetrain.base.lazy import on_first_use
 from drivetrain.base.registry import Registry
 from drivetrain.base.tree import map_leaves
-from drivetrain.checkpoints.io import CheckpointIO, background_of, behind, unreachable
+from drivetrain.checkpoints.io import CheckpointIO, background_of, is_address, unreachable
 from drivetrain.errors import (
     CheckpointError,
     CheckpointNameError,
@@ -51,7 +51,7 @@ EMPTY_PATH = (
 )
 """The advice in an error message about an empty path."""
 
-# Inside new_files(), where no file may be replaced: the list of paths at which a file existed already. Each thread has
+# In a context of new_files(): the list of paths at which a file already existed and was not replaced. Each thread has
 # its own list.
 _refused: ContextVar[list[str] | None] = ContextVar("refused", default=None)
 
@@ -64,11 +64,11 @@ class TorchCheckpointIO(CheckpointIO):
     then uploaded as one object (see :mod:`drivetrain.base.remote`). Loading checks the CRC-32 of each record in the zip
     container, because torch silently accepts flipped bits.
 
-    By default, only plain data is read. If another trainer wrote the checkpoint, all other objects are left out with a
-    warning. Files from torch before 1.6 are read, too, but have no checksums. With ``weights_only=False``, all objects
-    are unpickled. Unpickling can run code from the file, so use ``weights_only=False`` only for your own files. If
-    ``parity.current().pickle`` is true, ``weights_only=False`` is the default for files with other objects than plain
-    data.
+    By default, only plain data is read. If another trainer wrote the checkpoint, all objects that are not plain data
+    are left out, with a warning. Files from torch before 1.6 are read, too, but have no checksums. With
+    ``weights_only=False``, all objects are unpickled. Unpickling can run code from the file, so use
+    ``weights_only=False`` only for your own files. If ``parity.current().pickle`` is true, ``weights_only=False`` is
+    the default for files with other objects than plain data.
     """
 
     @classmethod
@@ -85,7 +85,7 @@ class TorchCheckpointIO(CheckpointIO):
             _refused.reset(token)
 
     def is_sharded(self, path: str | Path) -> bool:
-        if behind(path) is None and not os.path.isdir(path):
+        if not is_address(path) and not os.path.isdir(path):
             return False
 
         if not files.is_remote(path):
@@ -126,7 +126,7 @@ class TorchCheckpointIO(CheckpointIO):
     ) -> dict[str, Any]:
         if isinstance(source, Path) and self.is_sharded(source):
             return move_to(sharded.read(source), map_location)
-        # os.path.isfile accepts any name, unlike Path.is_file
+        # unlike Path.is_file, os.path.isfile raises no error for an impossible name
         if isinstance(source, Path) and not os.path.isfile(source):
             if not name:
                 raise NoCheckpointError(f"There is no checkpoint at ''. {EMPTY_PATH}")
@@ -147,7 +147,7 @@ class TorchCheckpointIO(CheckpointIO):
                 ) from error
             if weights_only is None and parity.current().pickle:
                 return self._load(source, name, map_location, weights_only=False)
-            if (objects := foreign.read_foreign(rewound(source), map_location, name)) is not None:
+            if (objects := foreign.read_foreign(rewound(source), name, map_location)) is not None:
                 return objects
             raise CheckpointError(
                 f"{name} holds objects that are no plain data, and unpickling them could run code: {_reason(error)}. "
@@ -178,7 +178,7 @@ class TorchCheckpointIO(CheckpointIO):
             yield local
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        is_remote = behind(path) is not None
+        is_remote = is_address(path)
         try:
             if self.is_sharded(path) if is_remote else os.path.isdir(path) and not os.path.islink(path):
                 sharded.remove(sharded.place(path))
@@ -258,7 +258,7 @@ def save(
 
 
 def cure_of(number: int | None) -> str:
-    """Return the advice in an error message about an errno of the local file system."""
+    """Return the advice for an error message about this errno of a local file system."""
     return _CURES.get(number or 0, "Free some space or choose another default_root_dir.")
 
 
@@ -280,21 +280,23 @@ def entries(path: str | Path) -> dict[str, Any]:
 
 def writes_files(store: CheckpointIO) -> bool:
     """Return whether ``store`` writes the files and folders of :class:`TorchCheckpointIO`."""
-    store = _behind_background(store)
-    return isinstance(store, TorchCheckpointIO) and not overrides(store, "save_checkpoint", TorchCheckpointIO)
-
-
-def _behind_background(store: CheckpointIO) -> CheckpointIO:
-    background = background_of(store)
-    return store if background is None else background.checkpoint_io
+    return _keeps_method(store, "save_checkpoint")
 
 
 def reads_files(store: CheckpointIO) -> bool:
     """Return whether ``store`` loads checkpoints in the format of :class:`TorchCheckpointIO`. :func:`entries` can read
     only these checkpoints.
     """
-    store = _behind_background(store)
-    return isinstance(store, TorchCheckpointIO) and not overrides(store, "load_checkpoint", TorchCheckpointIO)
+    return _keeps_method(store, "load_checkpoint")
+
+
+def _keeps_method(store: CheckpointIO, name: str) -> bool:
+    """Return whether ``store`` is a :class:`TorchCheckpointIO` that does not override the method ``name``. For a store
+    that writes in the background, check the inner store.
+    """
+    if (background := background_of(store)) is not None:
+        store = background.checkpoint_io
+    return isinstance(store, TorchCheckpointIO) and not overrides(store, name, TorchCheckpointIO)
 
 
 def refused_here() -> list[str] | None:
@@ -312,7 +314,7 @@ def move_to(tree: Any, location: Any) -> Any:
 
 
 def _check_location(location: Any, name: str) -> None:
-    """After a file could not be read, check that this process can use the device ``location``.
+    """Check that this process can use the device ``location``. Called if a file could not be read.
 
     Raises:
         ConfigurationError: this process cannot create tensors on the device, so the file may be undamaged.
@@ -362,7 +364,7 @@ def _unwritten(target: Path | str, why: str, cure: str) -> CheckpointError:
 
 
 def name_of(path: str | Path | IO[bytes]) -> str:
-    """Return a name for messages: the path, or the path or class of an open file."""
+    """Return the path, or the name or class of an open file, for messages."""
     if isinstance(path, (str, os.PathLike)):
         return os.fspath(path)
     name = getattr(path, "name", None)
@@ -370,7 +372,7 @@ def name_of(path: str | Path | IO[bytes]) -> str:
 
 
 def opened(path: str | Path | IO[bytes]) -> Path | IO[bytes]:
-    """Return ``path`` for torch and zipfile, as a path or as an open file at the beginning of the checkpoint.
+    """Return ``path`` as a ``Path``, or as an open file that begins with the checkpoint.
 
     Raises:
         ConfigurationError: ``path`` is neither a path nor a readable file.

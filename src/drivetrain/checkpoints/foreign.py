@@ -5,8 +5,8 @@ The interpreter resolves the names that ``torch.load(weights_only=True)`` resolv
 Every other name becomes a :class:`Placeholder`, which accepts all operations and does nothing. Simpler solutions fail:
 
 - ``torch.load(weights_only=True)`` with placeholders in ``torch.serialization.safe_globals`` refuses operations on the
-  placeholders. But other trainers stored hyperparameters in subclasses of ``dict`` and ``list``, whose placeholders
-  need operations. ``torch.load`` also refuses every name in the modules ``os`` and ``sys``.
+  placeholders. But hyperparameters from other trainers can be in subclasses of ``dict`` and ``list``, and need such
+  operations. ``torch.load`` also refuses every name in the modules ``os`` and ``sys``.
 - ``pickle.Unpickler`` with another ``find_class`` would let a file set attributes of torch's classes and functions.
 
 ``torch.load`` opens the container, creates the tensors, and gets the interpreter as the argument ``pickle_module``.
@@ -97,16 +97,14 @@ def placeholders(tree: Any) -> Iterator[tuple[str, str]]:
         todo.extend(reversed(below))
 
 
-def read_foreign(
-    path: str | Path | IO[bytes], map_location: Any = "cpu", name: str | None = None
-) -> dict[str, Any] | None:
-    """Read another trainer's checkpoint at ``path``, with a :class:`Placeholder` for every value that is not plain
-    data. One warning names these values.
+def read_foreign(source: Path | IO[bytes], name: str, map_location: Any = "cpu") -> dict[str, Any] | None:
+    """Read another trainer's checkpoint, with a :class:`Placeholder` for every value that is not plain data. One
+    warning names these values.
 
     Args:
-        path: a file in torch's present or older format, or an open file.
+        source: the path of a file in torch's present or older format, or an open file.
+        name: the file's name in messages.
         map_location: the device for tensors, as for ``torch.load``.
-        name: the file's name in messages; ``None``: its path.
 
     Returns:
         The checkpoint; ``None`` if drivetrain wrote the file, or if the file has neither a ``state_dict`` nor
@@ -115,12 +113,10 @@ def read_foreign(
     Raises:
         CheckpointError: the file cannot be read.
     """
-    source = Path(path) if isinstance(path, (str, Path)) else path
-    name = str(path) if name is None else name
     loaded = read_objects(source, name, map_location=map_location)
     if not isinstance(loaded, dict) or not loaded.keys() & {"state_dict", "pytorch-lightning_version"}:
         return None
-    if "drivetrain_version" in loaded:  # in drivetrain's own files, placeholders would hide objects
+    if "drivetrain_version" in loaded:  # do not replace objects in drivetrain's own files by placeholders
         return None
     _warn_of_placeholders(name, loaded)
     return loaded
@@ -169,7 +165,7 @@ def _container(source: Path | IO[bytes]) -> Any:
     """
     if is_legacy(source):
         with _stream(source) as stream:
-            # from memory, because torch.load would first read a file on disk as a tar file
+            # read from memory, because torch.load would first try to open a file on disk as a tar file
             return io.BytesIO(stream.read())
     if not is_container(source):
         raise ValueError("it is in no format of torch")
@@ -183,7 +179,7 @@ def _container(source: Path | IO[bytes]) -> Any:
 
 
 def _warn_of_placeholders(source: str, checkpoint: dict[Any, Any]) -> None:
-    # hparams_type, the class of the hyperparameters, does not matter: they are read as a dictionary.
+    # Ignore hparams_type, the class of the hyperparameters, because they are read as a dictionary.
     found = list(placeholders({key: value for key, value in checkpoint.items() if key != "hparams_type"}))
     if not found:
         return
@@ -202,9 +198,9 @@ def _warn_of_placeholders(source: str, checkpoint: dict[Any, Any]) -> None:
 # ---- the interpreter -------------------------------------------------------------------------------------------------
 
 
-# based on pickle's class in Python, because the class in C has no table of instructions
+# derived from pickle's class in Python, because the class in C has no table of instructions
 class _Unpickler(pickle._Unpickler):
-    """The interpreter of pickles; ``torch.load`` defines ``persistent_load`` in a subclass of this class."""
+    """The interpreter of pickles. ``torch.load`` derives a class that defines ``persistent_load``."""
 
     known: ClassVar[dict[str, Any]]
     """The object for each name in the file. All pickles of one file share this dictionary."""
@@ -257,8 +253,8 @@ class _Unpickler(pickle._Unpickler):
                 self.stack[-1][key] = value
 
     def _accepts(self, *kinds: type) -> bool:
-        """Return whether the object on top of the stack has one of the types ``kinds``, so that items can be added.
-        Return False for a placeholder, which ignores items.
+        """Return whether the object on top of the stack is a container of one of the types ``kinds``. Return False for
+        a placeholder, which ignores the items.
         """
         target = self.stack[-1]
         if _placeholder_class(target) is None and type(target) not in kinds:
@@ -402,7 +398,7 @@ class _Dtype(_NumpyPart):
         self.order = "="
 
     def built(self, state: Any) -> Any:
-        # The rest of the state is dangerous: numpy would trust the sizes and flags.
+        # Ignore the rest of the state, because numpy would not check its sizes and flags.
         if isinstance(state, tuple) and len(state) > 1 and state[1] in ("<", ">", "|", "="):
             self.order = state[1]
         return self
@@ -457,4 +453,4 @@ _STAND_INS: dict[str, Any] = {
     "lightning.fabric.utilities.data.AttributeDict": dict,
     "lightning_fabric.utilities.data.AttributeDict": dict,
 }
-"""The replacements of some names in files."""
+"""The objects that replace certain names in files."""

@@ -7,7 +7,6 @@ import math
 import os
 import re
 import sys
-import types
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -26,7 +25,7 @@ with on_first_use:
 
 
 class FileAnswers:
-    """The methods with which a store finds, copies and awaits checkpoints in local files or at addresses of fsspec.
+    """The methods of a store that find, copy and wait for checkpoints, in local files or at fsspec addresses.
 
     A store that keeps checkpoints elsewhere overrides some of these methods.
     """
@@ -38,15 +37,15 @@ class FileAnswers:
     # ---- existing checkpoints ------------------------------------------------------------------------------------
 
     def written_at(self, path: str | Path) -> float | None:
-        """Return when the checkpoint at ``path`` was written, in seconds of any clock; ``None`` without a checkpoint.
+        """Return the time at which the checkpoint at ``path`` was written, in seconds; ``None`` without a checkpoint.
+        The times are only compared with each other, so a store can use any clock.
 
         Raises:
             CheckpointError: the server of an address cannot be reached.
         """
-        if (remote := behind(path)) is not None:
+        if is_address(path):
             with unreachable(path):
-                time: float | None = remote.written_at(path)
-            return time
+                return remote.written_at(path)
         try:
             return os.path.getmtime(path)
         except (OSError, ValueError):
@@ -70,10 +69,9 @@ class FileAnswers:
         Raises:
             CheckpointError: the server of an address cannot be reached.
         """
-        if (remote := behind(folder)) is not None:
+        if is_address(folder):
             with unreachable(folder):
-                found: list[str] = remote.find(folder, pattern)
-            return found
+                return remote.find(folder, pattern)
         return [str(path) for path in Path(folder).glob(pattern)]
 
     def is_complete(self, path: str | Path) -> bool:
@@ -101,7 +99,7 @@ class FileAnswers:
             CheckpointError: the checkpoint could not be copied. The previous checkpoint at ``path`` is unchanged.
         """
         wait_for(self, source)
-        is_remote = behind(source) is not None or behind(path) is not None
+        is_remote = is_address(source) or is_address(path)
         if not is_remote and not os.path.exists(source):  # this store keeps the checkpoint elsewhere
             if not replaces and self.exists(path):
                 return False
@@ -163,7 +161,7 @@ class CheckpointIO(FileAnswers, ABC):
     def register_checkpoint_ios(cls, checkpoint_registry: Registry[CheckpointIO]) -> None:
         """Register the class under its names: ``checkpoint_registry.register("name", cls, description="...")``.
 
-        If a subclass defines this method, its ``class`` statement registers the class. No call is needed.
+        The ``class`` statement of a subclass calls this method, if the subclass defines it.
         """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -209,8 +207,8 @@ class CheckpointIO(FileAnswers, ABC):
 
     @contextlib.contextmanager
     def new_files(self) -> Iterator[list[str]]:
-        """Return a context in which this thread replaces no existing checkpoint. The context yields a list of the paths
-        at which nothing was written, because another process had written a file there. If the store cannot detect
+        """Return a context in which this thread replaces no existing checkpoint. The context yields a list. If a file
+        already exists at a path, the store writes nothing and adds the path to the list. If the store cannot detect
         existing files, the list stays empty.
         """
         yield []
@@ -259,16 +257,14 @@ def background_of(store: FileAnswers) -> AsyncCheckpointIO | None:
     return store if module is not None and isinstance(store, module.AsyncCheckpointIO) else None
 
 
-def behind(path: str | Path) -> types.ModuleType | None:
-    """Return the module that reads and writes at the address ``path``; ``None`` for a local path, or for an address
-    that fsspec does not support.
-    """
-    return remote if files.is_remote(path) and remote.is_known(path) else None
+def is_address(path: str | Path) -> bool:
+    """Return whether ``path`` is an address with a protocol that fsspec supports, such as ``s3://bucket/run``."""
+    return files.is_remote(path) and remote.is_known(path)
 
 
 @contextlib.contextmanager
 def unreachable(path: str | Path) -> Iterator[None]:
-    """Return a context for requests to the server of an address.
+    """Return a context that turns an OSError of the server of an address into a CheckpointError.
 
     Raises:
         CheckpointError: the request fails. If an unreachable server counted as "no checkpoint", the training would
@@ -286,8 +282,8 @@ def unreachable(path: str | Path) -> Iterator[None]:
 
 def newest_first(store: CheckpointIO, paths: Iterable[str]) -> list[str]:
     """Sort ``paths`` so that the newest checkpoint comes first, and paths without a checkpoint last. Object stores
-    record times in whole seconds, so times can be equal. Then the greater name comes first, with numbers compared as
-    numbers: "last-v1" before "last", "epoch=10" before "epoch=9".
+    record times in whole seconds, so times can be equal. Then the function compares the names, with numbers as numbers.
+    For example, "last-v1" comes before "last", and "epoch=10" before "epoch=9".
     """
     times = {path: store.written_at(path) for path in paths}
 

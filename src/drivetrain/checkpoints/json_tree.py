@@ -68,7 +68,7 @@ def encode(value: Any, name_of: Callable[[tuple[Any, ...], Tensor], str], path: 
 def _encoded(
     items: Iterable[tuple[Any, Any]], name_of: Callable[[tuple[Any, ...], Tensor], str], path: tuple[Any, ...]
 ) -> list[Any]:
-    # Numbers need no function call: a random state has hundreds of numbers.
+    # Make no function call for a number, because a random state has hundreds of numbers.
     return [item if type(item) in _AS_IS else encode(item, name_of, (*path, key)) for key, item in items]
 
 

@@ -1,7 +1,7 @@
 """Store lists of the parts of tensors in a sharded checkpoint: see sharded.py.
 
 The manifest, the checkpoint's list of files, usually also lists the parts of all tensors. If there are very many parts,
-each process writes its list into a separate file, to relieve the process that writes the manifest.
+each process writes its own list into a file. Then the manifest stays short.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-MOST_IN_MANIFEST = 10_000  # the maximum number of parts of all processes that the manifest lists
+MOST_IN_MANIFEST = 10_000  # if all processes together have more parts, the manifest does not list the parts
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Written:
     Attributes:
         files: the size in bytes and the checksum of each file, by the file's name.
         tensors: the parts of each tensor, by the tensor's name.
-        lists: for the name of each file that lists parts, the name of the file that contains the bytes of these parts.
+        lists: the name of each file that lists parts, with the name of the file that contains the bytes of these parts.
     """
 
     files: dict[str, dict[str, int]] = field(default_factory=dict)

@@ -1,10 +1,11 @@
 """Encode values as data that ``torch.load(weights_only=True)`` reads, and decode the data.
 
-A value that ``torch.load`` refuses, such as a path, an enum or a numpy array, becomes a dictionary with two entries,
-``{"__drivetrain__": kind, "value": data}``. Decoding imports no module and calls no function from the file.
+``torch.load`` refuses many values, for example paths, enums and numpy arrays. Such a value becomes a dictionary with
+two entries: ``{"__drivetrain__": kind, "value": data}``. Decoding imports no module and calls no function from the
+file.
 
-``torch.load`` can read all encoded values. To be sure, the encoder writes and reads the first tensor of each subclass
-and of each set of attributes.
+``torch.load`` can read all encoded values. For tensor subclasses and tensors with attributes, the encoder checks this:
+it saves and loads the first tensor of each kind.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ def encode(
     Args:
         value: any value.
         where: the path of ``value`` in the checkpoint, for messages; "" if paths begin with the keys of ``value``.
-        describe: if a value cannot be stored, store a description of the value instead of raising an error. One warning
-            names these values.
+        describe: whether to store a description of a value that cannot be stored, instead of raising an error. One
+            warning names these values.
         noted: a list to which the paths of the described values are added, instead of the warning.
         references: whether classes and functions may be stored by name.
 
@@ -129,14 +130,14 @@ def descriptions(value: Any) -> Iterator[Described | Placeholder | type[Placehol
 
 
 class _Walk:
-    """Traverses a value. The walk tracks the current path, detects cycles, and visits a shared object only once."""
+    """Traverses a value. Tracks the current path, detects cycles, and visits a shared object only once."""
 
     def __init__(self, where: str, references: bool) -> None:
         self.references = references
         self.noted: list[str] = []
         self._where = where
         self._steps: list[str] = []
-        # by an object's id: the object, so that no other object gets this id, and the object's result
+        # The object and its result, by the object's id. While the object is stored, no other object gets its id.
         self._seen: dict[int, tuple[Any, Any]] = {}
 
     def run(self, value: Any) -> Any:
@@ -250,7 +251,7 @@ class _Encoder(_Walk):
         super().__init__(where, references)
         self._describe = describe
         self._tried: dict[Any, bool] = {}
-        self._sharded = dtensor()  # accepted here: the strategy checks sharded tensors
+        self._sharded = dtensor()  # sharded tensors pass here, because the strategy checks them
 
     def passes(self, value: Any) -> bool:
         kind = type(value)
@@ -274,7 +275,7 @@ class _Encoder(_Walk):
         if isinstance(value, (type, FunctionType, BuiltinFunctionType)):
             name = name_of(value) if self.references else None
             return self._refused(value) if name is None or find_open(name) is None else _marked("reference", name)
-        if configs.is_config(value):  # a config is itself a mapping or a sequence
+        if configs.is_config(value):  # before the next checks, because a config is also a mapping or a sequence
             return _marked("omegaconf", self.walk(configs.state_of(value)))
         if isinstance(value, Mapping):
             return self._mapping(value)
@@ -354,8 +355,8 @@ class _Encoder(_Walk):
         return self._refused(collection)
 
     def _loads(self, value: Any, sort: Any) -> bool:
-        """Return whether torch can read values of this ``sort``. The first value of each ``sort`` is written and read
-        in memory.
+        """Return whether torch can read ``value``. The method tries only the first value of each ``sort``, by writing
+        and reading it in memory.
         """
         if sort not in self._tried:
             self._tried[sort] = _loads_again(value)
@@ -431,7 +432,7 @@ _WALKED = frozenset({dict, OrderedDict, Counter, list, tuple})
 
 
 class _Decoder(_Walk):
-    _inside = 0  # the number of encoded values around the current value: paths do not show lists inside encoded values
+    _inside = 0  # the number of encoded values around the current value; paths have no steps inside encoded values
 
     def passes(self, value: Any) -> bool:
         return type(value) not in _WALKED

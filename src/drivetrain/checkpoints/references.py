@@ -9,8 +9,8 @@ from typing import Any
 from drivetrain.base.torch_private import FUNCTIONS_IN_C
 
 # A library may call a class from a checkpoint with arguments from the checkpoint, as in optimizer_cls(**kwargs). If the
-# class is subprocess.Popen, the file runs a program. The packages in _CLOSED are always available and contain dangerous
-# functions, so only the modules in _OPEN_MODULES are allowed.
+# class is subprocess.Popen, the file runs a program. The packages in _CLOSED are always installed and contain dangerous
+# functions. Of these packages, only the modules in _OPEN_MODULES are allowed.
 _CLOSED = frozenset({*sys.stdlib_module_names, "drivetrain", "numpy", "torch"})
 _OPEN_MODULES = (
     "cmath", "collections", "datetime", "decimal", "fractions", "math", "pathlib", "uuid",
@@ -43,9 +43,7 @@ def find(name: str) -> Any:
 
 
 def find_open(name: str) -> Any:
-    """Return the result of :func:`find`, or ``None`` if the object is dangerous. A library may call an object that a
-    checkpoint names.
-    """
+    """Return the result of :func:`find`, or ``None`` if a call of the object could be dangerous."""
     found = find(name)
     return found if found is not None and _is_open(name, found) else None
 
@@ -65,6 +63,6 @@ def _is_open(name: str, found: Any) -> bool:
     module = name.partition(":")[0]
     if module.partition(".")[0] not in _CLOSED or name in _OPEN_NAMES:
         return True
-    if module == "numpy":  # only numpy's types of numbers: memmap, for example, can write files
+    if module == "numpy":  # allow only numpy's number types, because memmap, for example, can write files
         return _is_class(found) and issubclass(found, sys.modules["numpy"].generic)
     return any(module == opened or module.startswith(f"{opened}.") for opened in _OPEN_MODULES)

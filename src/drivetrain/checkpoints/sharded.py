@@ -8,11 +8,11 @@
       3f9a1c20.rank0.bin        tensors, as raw bytes
       3f9a1c20.rank0.parts.json where each part of these tensors is, if the manifest would be too long
 
-The manifest is written last. The folder may also be at an address such as ``s3://bucket/model.ckpt``: then each process
-uploads its own files. No file of the checkpoint is pickled. The eight digits are new in every save. The old files stay
-until the new manifest has replaced the old manifest, so after a crash the old or the new checkpoint is complete. A
-folder without a manifest is not a checkpoint. Tensors have the names that ``torch.distributed.checkpoint`` derives from
-the module's parameters.
+The manifest is written last. If the folder is at an address such as ``s3://bucket/model.ckpt``, each process uploads
+its own files. No file of the checkpoint is pickled. The eight digits are new in every save. The old files stay until
+the new manifest has replaced the old one. So after a crash, either the old or the new checkpoint is complete. A folder
+without a manifest is not a checkpoint. Tensors have the names that ``torch.distributed.checkpoint`` derives from the
+module's parameters.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from drivetrain.errors import CheckpointError
 MANIFEST = "manifest.json"
 _FORMAT = "drivetrain sharded checkpoint"
 _OWN_FILE = re.compile(r"[0-9a-f]{8}\..*(\.bin|state\.json|parts\.json)")
-_VERSION = 2  # version 1: the manifest itself lists all parts
+_VERSION = 2  # in version 1, the manifest itself lists all parts
 
 Folder = Path | str
 """A local folder, or the address of a folder."""
@@ -53,8 +53,8 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]
 """The position of a part in a tensor: the part's offset in each dimension, and the part's shape."""
 
 Part = tuple[str, Tensor, tuple[int, ...], Box]
-"""A part of a tensor that a process writes: the tensor's name, the part's values (on the host or a device), the
-tensor's complete shape, and the part's position.
+"""A part of a tensor that a process writes. The items are the tensor's name, the part's values, the complete shape of
+the tensor, and the part's position. The values can be on the host or on a device.
 """
 
 Write = Callable[[Path | str, Sequence[tuple[str, Any]]], Mapping[str, Any]]
@@ -86,7 +86,7 @@ def prepare(path: Folder, new: bool) -> None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     if not new and path.is_symlink():
-        path.unlink()  # remove only the link: the linked checkpoint stays
+        path.unlink()  # remove only the link, and keep the linked checkpoint
     try:
         path.mkdir(exist_ok=not new)
     except FileExistsError:
@@ -122,7 +122,7 @@ def _measures(receipt: Mapping[str, Any]) -> dict[str, int]:
 
 
 def entries_of(tensors: Mapping[str, Tensor]) -> dict[str, Stored]:
-    """Return the manifest's entries for ``tensors``, still without parts."""
+    """Return the manifest's entries for ``tensors``, without a list of parts."""
     return {name: Stored(str(each.dtype).removeprefix("torch."), tuple(each.shape)) for name, each in tensors.items()}
 
 
@@ -131,7 +131,7 @@ def list_apart(folder: Folder, name: str, written: Written, processes: int, writ
     ``name``.
 
     Returns:
-        ``written``, or a copy of ``written`` with the file instead of the parts.
+        ``written`` itself, or a new :class:`Written` that has the file instead of the parts.
     """
     if sum(len(each.pieces) for each in written.tensors.values()) * processes <= part_lists.MOST_IN_MANIFEST:
         return written
@@ -182,12 +182,12 @@ def commit(folder: Folder, save: str, tree: Any, everyones: Iterable[Written], w
 
 
 def discard(folder: Folder, save: str) -> None:
-    """Remove the files of a failed save, and then the folder, if it is empty. If the manifest names the files, the
-    files stay.
+    """Remove the files of a failed save, and then the folder, if it is empty. If the manifest names the files, keep
+    them.
     """
     with contextlib.suppress(OSError, CheckpointError):
         if is_checkpoint(folder) and str(_manifest(folder).get("state")).startswith(f"{save}."):
-            return  # the checkpoint is complete: only a later operation, such as a sync, has failed
+            return  # the checkpoint is complete, and only a later operation has failed, such as a sync
         for name in files.names(folder):
             if name.startswith(f"{save}."):
                 files.remove(_in(folder, name))
@@ -252,7 +252,7 @@ def read(path: Folder, lazy: tuple[str, ...] = (), single: bool = False) -> Any:
     Args:
         path: the folder.
         lazy: prefixes of names. A tensor with one of these prefixes is returned unread, as a :class:`StoredTensor`.
-        single: whether ``lazy`` applies to a tensor that has a single part. If False, the tensor is read.
+        single: whether tensors with a single part are returned unread, too.
 
     Raises:
         CheckpointError: a file is missing or damaged.
@@ -315,7 +315,8 @@ def _tensors(path: Folder, manifest: Mapping[str, Any]) -> dict[str, Stored]:
 
 @contextlib.contextmanager
 def _reading(file: Path | str, missing: str = "") -> Iterator[None]:
-    """Return a context for reading ``file``. ``missing`` is the message if the file does not exist.
+    """Return a context that turns errors in reading ``file`` into CheckpointErrors. ``missing`` is the message if the
+    file does not exist.
 
     Raises:
         CheckpointError: the file does not exist, or the server of an address cannot be reached.
@@ -438,7 +439,7 @@ class StoredTensor(UnreadTensor):
 
 def remove(path: Folder) -> None:
     """Delete the checkpoint's files. Other files in the folder stay."""
-    files.remove(_in(path, MANIFEST))  # first, because a folder without a manifest is not a checkpoint
+    files.remove(_in(path, MANIFEST))  # removed first, because a folder without a manifest is not a checkpoint
     _remove_others(path, ())
     with contextlib.suppress(OSError):
         _remove_folder(path)

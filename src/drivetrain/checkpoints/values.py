@@ -22,7 +22,7 @@ import torch
 
 @dataclass(frozen=True, repr=False)
 class Described:
-    """A description in place of a value that a checkpoint does not contain, or that this process cannot find.
+    """A description of a value that is not in the checkpoint, or of a class or function that this process cannot find.
 
     Attributes:
         type: the name of the value's class; or the name of the class or function that was not found.
@@ -44,7 +44,7 @@ def _elapsed(value: timedelta) -> tuple[int, int, int]:
 
 
 ENCODERS: dict[type, tuple[str, Callable[[Any], Any]]] = {
-    # A Path becomes a Path of the reading machine, on Posix or Windows.
+    # A Path is restored as a Path of the machine that reads it, which may be Posix or Windows.
     **{kind: ("path", lambda value: ("Path", str(value))) for kind in (PosixPath, WindowsPath)},
     **{kind: ("path", lambda value: (type(value).__name__, str(value))) for kind in (PurePosixPath, PureWindowsPath)},
     bytes: ("bytes", list),
@@ -78,8 +78,8 @@ _TIMES = "mM"
 
 
 def encode_numpy(value: Any) -> tuple[str, list[Any]] | None:
-    """For a numpy array or number, return the stored name of the type, and the data; ``None`` for an array of objects
-    and for any other value.
+    """Return the stored name of the type and the data of a numpy array or number. Return ``None`` for an array of
+    objects, and for any other value.
     """
     numpy = sys.modules.get("numpy")
     if numpy is None or not isinstance(value, (numpy.generic, numpy.ndarray)) or not _is_storable(value.dtype):

@@ -20,7 +20,7 @@ from drivetrain.base.memory import content_of
 from drivetrain.checkpoints import writer_process
 from drivetrain.checkpoints.arena import Arena
 
-_PROGRAM = ["-S", writer_process.__file__]  # -S: faster to start, without a sitecustomize
+_PROGRAM = ["-S", writer_process.__file__]  # -S skips the site module, so the start is faster
 _START_S = 60.0  # the maximum number of seconds for the start of the process
 
 
@@ -29,7 +29,7 @@ class WriterEndedError(Exception):
 
 
 class Writer:
-    """The process that writes checkpoints from memory that the two processes share.
+    """A child process that writes checkpoints from memory that it shares with this process.
 
     Args:
         arena: the memory.
@@ -111,7 +111,7 @@ class Writer:
 
     def _answer(self) -> dict[str, Any]:
         while not self._connection.poll(1):
-            if not threading.main_thread().is_alive():  # the program has ended, and only this thread is left
+            if not threading.main_thread().is_alive():  # the main thread has ended, and Python waits for this thread
                 self._arena.hurry(True)
         try:
             answer: dict[str, Any] = self._connection.recv()

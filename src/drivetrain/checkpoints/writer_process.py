@@ -1,9 +1,8 @@
 """The program of the process that writes checkpoints in the background.
 
 The program does not import torch, so it starts fast. The standard input is a connection to the parent process. The
-parent process sends orders, each for one file, and the process answers each order. The file's bytes are in memory that
-the parent process shares, or arrive after the order. When the parent process ends, the process removes an incomplete
-file and ends.
+parent process sends an order for each file, and gets an answer. The file's bytes are in shared memory, or follow the
+order. When the parent process ends, this process removes an incomplete file and ends, too.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from typing import IO, Any, cast
 from drivetrain.base import files
 
 ALIGNMENT = 64  # in bytes, as in torch's files; a process can map aligned records
-CONTROL = 64  # the number of bytes before the data in shared memory; the first byte is not 0 while the parent waits
+CONTROL = 64  # bytes before the data in shared memory; the first byte is not 0 while the parent waits
 _CHUNK = 2**22  # the number of bytes to write between two pauses
-_SHARE = 0.1  # the lowest share of time in which this process works; without pauses, training would be slower
+_SHARE = 0.1  # the minimum fraction of time in which this process works; it pauses so that training stays fast
 _LARGE = 2**20  # the minimum size of a file that counts as a checkpoint, in bytes
 _LONGEST_REST_S = 0.02  # the longest time between two checks whether the parent waits
 _LOWEST_PRIORITY = 19
@@ -45,7 +44,7 @@ def main(memory: int, orders: int = 0) -> None:
         orders: the descriptor of the connection.
     """
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(each, signal.SIG_IGN)  # only the parent process handles the signal, and may still save
+        signal.signal(each, signal.SIG_IGN)  # the parent process handles these signals, and may still save
     os.nice(_LOWEST_PRIORITY)  # training has precedence
     parent = Connection(orders)
     served = _Served(memory, parent)
@@ -99,7 +98,7 @@ def write_zip(
     with zipfile.ZipFile(cast(Any, stream), "w", zipfile.ZIP_STORED, allowZip64=True) as container:
         for name, content in records:
             info = zipfile.ZipInfo(name)
-            # the header has 30 bytes, the name, 20 bytes for 64-bit sizes, and 4 bytes before the padding
+            # before the padding, there are 30 bytes, the name, 20 bytes for 64-bit sizes, and 4 bytes
             padding = -(stream.size + 30 + len(name.encode()) + 20 + 4) % ALIGNMENT
             info.extra = struct.pack("<2sH", b"FB", padding) + bytes(padding)
             with container.open(info, "w", force_zip64=True) as record:
@@ -138,7 +137,7 @@ class _Served:
             return {"errno": error.errno, "text": error.strerror or str(error), "file": str(path)}
 
     def _pace(self) -> None:
-        """Choose the share of time in which this process works. A file must be complete well before the next
+        """Choose the fraction of time in which this process works. A file must be complete well before the next
         checkpoint.
         """
         now = time.monotonic()
@@ -159,8 +158,8 @@ class _Served:
                 self._check_parent()
 
     def _check_parent(self) -> None:
-        """Raise ParentEnded if there is input. The parent sends nothing before an answer, so input means that the
-        connection has ended.
+        """Raise ParentEnded if there is input. The parent sends nothing before it has the answer, so input means that
+        the connection has ended.
         """
         if self._parent.poll():
             raise ParentEnded
