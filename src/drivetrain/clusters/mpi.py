@@ -7,7 +7,6 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
 
 from drivetrain.base.packages import mpi
 from drivetrain.base.rank_zero import rank_zero_warn
@@ -54,14 +53,14 @@ class MPIEnvironment(ClusterEnvironment):
                 "Install it: pip install mpi4py"
             )
             return False
-        return bool(_world().Get_size() > 1)
+        return bool(mpi.COMM_WORLD.Get_size() > 1)
 
     _told: _Job | None = None
 
     @property
     def _job(self) -> _Job:
         if self._told is None:
-            world = _world()
+            world = mpi.COMM_WORLD
             told: list[tuple[str, int]] = world.allgather((socket.gethostname(), free_port()))
             self._told = _Job(world.Get_rank(), tuple(host for host, _ in told), told[0][1])
         return self._told
@@ -87,7 +86,3 @@ class MPIEnvironment(ClusterEnvironment):
         """Return the index of this machine in the list of all machines, sorted by name."""
         job = self._job
         return sorted(set(job.hosts)).index(job.hosts[job.rank])
-
-
-def _world() -> Any:
-    return mpi.COMM_WORLD

@@ -81,8 +81,11 @@ class SLURMEnvironment(ClusterEnvironment):
 
     @staticmethod
     def resolve_root_node_address(nodes: str) -> str:
-        """Return the name of the first node in a list of SLURM."""
-        return first_node(nodes)
+        """Return the first name in a list that SLURM has shortened. For ``"gpu[07-12,20],cpu1"``, return
+        ``"gpu07"``.
+        """
+        first = re.split(r"[\s,](?![^\[]*\])", nodes.strip())[0]
+        return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first)
 
     def _port_of_cluster(self) -> int:
         """Return a port that every task computes from the job's id.
@@ -186,9 +189,3 @@ def _is_of_skypilot(environ: Mapping[str, str]) -> bool:
     machines = len(environ.get("SKYPILOT_NODE_IPS", "").split())
     sky = (str(machines), environ.get("SKYPILOT_NODE_RANK"))
     return machines > 0 and sky == (environ.get("SLURM_NTASKS"), environ.get("SLURM_PROCID"))
-
-
-def first_node(nodes: str) -> str:
-    """Return the first name in a list that SLURM has shortened. For ``"gpu[07-12,20],cpu1"``, return ``"gpu07"``."""
-    first = re.split(r"[\s,](?![^\[]*\])", nodes.strip())[0]
-    return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first)
