@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -56,12 +56,8 @@ class GraphRecorder:
         """
         outer = torch.accelerator.current_stream(self._device)
         self._stream.wait_stream(outer)
-        with self._stream:
-            if waits is None:
-                yield
-            else:
-                with _waits_seen(self._module, waits):
-                    yield
+        with self._stream, nullcontext() if waits is None else _waits_seen(self._module, waits):
+            yield
         outer.wait_stream(self._stream)
 
     def record(self, work: Callable[[], T]) -> tuple[T, Callable[[], None]]:

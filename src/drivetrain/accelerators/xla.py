@@ -98,10 +98,6 @@ class XLAAccelerator(Accelerator):
         return "tpu"
 
     @property
-    def autocast_device_type(self) -> str:
-        return "xla"
-
-    @property
     def process_group_backend(self) -> str:
         return "xla"
 
