@@ -25,7 +25,6 @@ from drivetrain.launchers.folder import job_folder
 from drivetrain.launchers.launcher import Launcher, threads_each, variables_of
 from drivetrain.launchers.signals import Sent, exception_of, forwarding, say_who_is_killed, without_interrupts
 
-_PROBE_S = 10.0
 _ECHO_S = 1.0  # seconds in which the failed process must report after another process lost the connection
 
 
@@ -89,7 +88,7 @@ class MultiProcessingLauncher(Launcher):
         """
         threads = threads_each(self.num_processes)
         if self.start_method == "fork":
-            check_fork(threads, _PROBE_S)
+            check_fork(threads)
         context: Any = torch.multiprocessing.get_context(self.start_method)
         state, call = child.Sealed(ProcessState.current()), child.Sealed((function, args, kwargs))
         first = self.environment.node_rank() * self.num_processes

@@ -181,11 +181,11 @@ def cannot_go_on(seen: Mapping[int, Seen], waited_s: float) -> bool:
     """
     now = time.time()
     absent = missing(seen)
-    waiting = set[int]()
+    stuck = set[int]()
     for rank in absent:
         waits = seen[rank].answer.waits_in
         if waits is not None and now - waits.since >= waited_s and not seen[rank].is_busy:
-            waiting.add(rank)
+            stuck.add(rank)
     lost = {
         rank
         for rank, each in seen.items()
@@ -194,7 +194,6 @@ def cannot_go_on(seen: Mapping[int, Seen], waited_s: float) -> bool:
     # at the end of a phase of the set-up, all ranks must meet
     if lost and any(each.answer.votes for each in seen.values()):
         return True
-    stuck = set(waiting)
     while True:  # remove the ranks that wait for a rank which may still arrive
         left = {rank for rank in stuck if absent[rank] and absent[rank].keys() <= stuck | lost}
         if left == stuck:

@@ -24,7 +24,6 @@ from drivetrain.launchers.folder import job_folder
 from drivetrain.launchers.launcher import Launcher, threads_each
 
 _METHOD = "fork"
-_PROBE_S = 10.0
 _LOOK_EVERY_S = 0.2
 # seconds in which a failed replica must report after another replica has lost the connection to the failed replica
 _ECHO_S = 1.0
@@ -78,7 +77,7 @@ class XLALauncher(Launcher):
                 "that runtime. Call fit before anything is computed on an XLA device here, and create tensors inside "
                 "the module's hooks."
             )
-        check_fork(threads, _PROBE_S)
+        check_fork(threads)
 
     def _explain(self, folder: Path) -> None:
         """If a replica has reported a failure, raise an exception about this failure."""
