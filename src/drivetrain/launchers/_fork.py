@@ -11,8 +11,8 @@ import torch.multiprocessing
 
 from drivetrain.errors import ConfigurationError
 
-# The seconds in which an operation in a forked process must end. It takes milliseconds. Without the threads that it
-# needs, it never ends.
+# The time limit in seconds for one operation in a forked process. The operation takes milliseconds. If the process
+# lacks threads that torch needs, the operation never ends.
 _PROBE_S = 10.0
 _CURE = 'Use start_method="spawn" or "forkserver", or launch before anything is computed in this process.'
 

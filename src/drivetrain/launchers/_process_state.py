@@ -39,7 +39,7 @@ class ProcessState:
     deterministic: tuple[bool, bool, bool]  # deterministic algorithms: on, warn only, fill memory
     cudnn: tuple[bool, bool, bool]  # enabled, benchmark, deterministic
     fp32_precision: dict[str, str]
-    matmul_precision: str | None  # torch's older switch; None if no value of this switch matches the newer switches
+    matmul_precision: str | None  # torch's older switch; None if the newer switches have values that it cannot express
     cudnn_tf32: bool | None
     default_dtype: torch.dtype
     parity: parity.Parity
@@ -86,7 +86,7 @@ class ProcessState:
         switches were set.
         """
         with warnings.catch_warnings():
-            # torch has already given these warnings where the program set the older switches
+            # torch gave the same warnings when the program set the older switches
             warnings.simplefilter("ignore")
             if self.matmul_precision not in (None, _unless_mixed(torch.get_float32_matmul_precision)):
                 torch.set_float32_matmul_precision(self.matmul_precision)

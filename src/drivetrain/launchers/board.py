@@ -31,8 +31,8 @@ PHASE, BATCHES, STEP, STORING, SHOWN, SAVING, SAVES, STALL, PID, NAMESPACE, ENGI
 """Indices of the integers that a rank writes. PHASE: the phase of the run. BATCHES: how many batches have begun. STEP:
 how many optimizer steps were made. STORING: how many saves the rank waits for. SHOWN: whether a run has begun. SAVING:
 whether the rank saves because of a failure. SAVES: whether the rank would save after a failure. STALL: the milliseconds
-without progress before a report, or 0 if the run has one process. PID: the process id. NAMESPACE: the PID namespace.
-ENGINE: whether the program uses an Engine.
+without progress after which a report is printed, or 0 if the run has one process. PID: the process id. NAMESPACE: the
+PID namespace. ENGINE: whether the program uses an Engine.
 """
 
 FOLDER = "drivetrain-"
@@ -82,8 +82,8 @@ class Sheet:
         (self.folder / _RUN).write_text(os.path.abspath(path))
 
     def note_collective(self, text: str) -> None:
-        """Write a text for the report: the collective in which, or after which, this rank has failed. ``text`` is "in
-        ..." or "after ...".
+        """Write ``text`` for the report. ``text`` is "in ..." or "after ..." with the collective in which, or after
+        which, this rank has failed.
         """
         (self.folder / f"{self.local_rank}.collective").write_text(text)
 
@@ -178,7 +178,7 @@ class Board:
         return words[PID] if words[NAMESPACE] == _namespace() else 0
 
     def any(self, word: int, local_ranks: Sequence[int]) -> bool:
-        """Return whether this integer is nonzero for any of these ranks."""
+        """Return whether the integer at index ``word`` is nonzero for any of ``local_ranks``."""
         return any(self.words(each)[word] for each in local_ranks)
 
     def place(self, local_rank: int) -> str:
@@ -200,7 +200,7 @@ class Board:
         return bool(words[SHOWN] and words[PHASE])
 
     def note_collective(self, local_rank: int, text: str) -> None:
-        """Write a text for the report: the collective in which a rank waits."""
+        """Write ``text`` for the report. ``text`` names the collective in which a rank waits."""
         (self.folder / f"{local_rank}.collective").write_text(text)
 
     def stacks(self, local_rank: int) -> str:

@@ -20,7 +20,7 @@ if sys.platform != "win32":
     import fcntl
 
 DESCRIPTION, HELD = "board.json", "held"
-"""The name of the file that describes a folder, and an entry of this file: whether the job's processes lock the
+"""The name of a JSON file in each folder, and a key in this file. The value is true if the job's processes lock the
 folder.
 """
 
@@ -101,7 +101,8 @@ def _remove_if_left(folder: Path) -> None:
         if os.fstat(end).st_uid != os.geteuid():
             return
         fcntl.flock(end, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        described = json.loads((folder / DESCRIPTION).read_text())  # written after the folder was locked
+        # a job writes this file only after it has locked the folder
+        described = json.loads((folder / DESCRIPTION).read_text())
         if isinstance(described, dict) and described.get(HELD):
             shutil.rmtree(folder, ignore_errors=True)
     finally:

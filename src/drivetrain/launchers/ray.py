@@ -42,10 +42,10 @@ _HERE = "local"  # Ray's name for a new cluster of only this machine
 _STORE_BYTES = 200 * 2**20
 _SOON_S = 10.0
 _LAST_WORDS_S = 0.5  # time to print the actors' last output, which Ray fetches ten times a second
-_ECHO_S = 10.0  # Ray detects a rank's death after seconds, and ranks that lose a connection report at once
+_ECHO_S = 10.0  # Ray notices a dead rank seconds after the other ranks have reported their lost connections
 _CURE = "Create it where it is used: in setup, in configure_model, or in another hook, which run in each process."
 _DIED = "If you did not kill it, its machine is gone or ran out of memory: use smaller batches or fewer loader workers."
-_OF_RAY = re.compile("_group_|node:|memory")  # resources that no job requests
+_OF_RAY = re.compile("_group_|node:|memory")  # resources of Ray itself, which no job requests
 # For these devices, the name of Ray's resource is torch's device type in capitals. For any other device, the name is
 # "GPU".
 _NOT_CALLED_GPU = ("HPU", "NPU", "TPU")
@@ -64,10 +64,10 @@ class RayLauncher(Launcher):
     has the first ranks. Each actor gets a copy of every tensor, and this process's random state, torch settings,
     working directory, command line and ``sys.path`` (after the usual entries). Each actor gets the environment
     variables with its rank. An actor on this machine also gets this process's other environment variables. An actor on
-    another machine only gets the variables that are not set on the actor's machine. The number of threads is
-    ``OMP_NUM_THREADS``. If ``OMP_NUM_THREADS`` is not set, an actor has one thread for each processor that Ray has
-    reserved for the actor. In a cluster that this launcher has started, an actor then has one thread for each processor
-    in the actor's share of all processors.
+    another machine only gets the variables that are not set on the actor's machine. Each actor has ``OMP_NUM_THREADS``
+    threads. If ``OMP_NUM_THREADS`` is not set, an actor has one thread for each processor that Ray has reserved for the
+    actor. In a cluster that this launcher has started, the number of threads is instead the number of processors
+    divided by ``num_processes``.
 
     By default, Ray hides from an actor the devices that Ray has reserved for other actors. With this launcher, each
     actor sees the devices of all actors on its machine, in the order of ``LOCAL_RANK``, because libraries use
@@ -129,7 +129,7 @@ class RayLauncher(Launcher):
             with self._cluster(len(call)) as ours, self._actors(ours) as actors:
                 seats = self._seats(actors)
                 here = ray.get_runtime_context().get_node_id()
-                # None: the value that Ray has set
+                # None keeps the value that Ray has set
                 threads = os.environ.get("OMP_NUM_THREADS", str(threads_each(self.num_processes)) if ours else None)
                 origin, sent = _origin(here), ray.put(call)
                 with job_folder() as folder:
@@ -227,7 +227,7 @@ class RayLauncher(Launcher):
         they end.
 
         Args:
-            running: the ranks by Ray's references to their pending results.
+            running: the ranks. The keys are Ray's references to the ranks' pending results.
             here: Ray's id of this machine.
             board: shows the progress of this machine's ranks.
         """

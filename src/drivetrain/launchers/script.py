@@ -137,7 +137,7 @@ def _report(processes: Sequence[subprocess.Popen[bytes]], board: Board, code: in
     """Print which rank failed first, its phase, its step and its traceback. Return the exit code of the job."""
     local = next(rank for rank, process in enumerate(processes) if process.returncode == code)
     failures = {rank: found for rank in range(len(processes)) if (found := read_failure(board.folder, rank))}
-    # if the process was killed, or has written no failure, the failures of other processes are consequences of this end
+    # if the process was killed or has written no failure, its end has caused the failures of the other processes
     if code < 0 or local not in failures:
         end = f"was ended by the signal {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         say(board.report(local, processes[local].pid, end, ""))
@@ -158,9 +158,9 @@ def _first_failure(
     """Wait until all processes have ended. If a process has failed, wait until the other processes had time to print
     their errors.
 
-    The process that failed first is not always the first to end. While the first process prints a traceback, another
-    process may end because of a lost connection. If all processes were killed at this time, the traceback of the cause
-    would be lost. After a signal, the processes have time to save.
+    The process that failed first is not always the first to end. While this process prints its traceback, another
+    process may end because of a lost connection. If all processes were killed at that moment, the first process's
+    traceback would be lost. After a signal, the processes have time to save.
 
     Returns: The first nonzero exit code, 0 if all processes succeeded, or ``_HANGS`` if the processes wait for each
     other forever.
@@ -173,7 +173,7 @@ def _first_failure(
             first = next(code for code in codes if code)
             if not was_asked_to_end(first):
                 stacks.note_collectives(board, running)
-            elif sent.number is None:  # a second signal could interrupt the saves after the first
+            elif sent.number is None:  # a second signal could interrupt a save that the first signal has started
                 _send(processes, signal.SIGTERM)
         if first:
             ending.look(running, asked=was_asked_to_end(first), failed=False)
@@ -187,7 +187,7 @@ def _first_failure(
 
 def _send(processes: Sequence[subprocess.Popen[bytes]], number: int) -> None:
     for process in processes:
-        # not to the process group, because the rank needs its DataLoader workers until it has saved
+        # not sent to the process group, because the rank needs its DataLoader workers until it has saved
         process.send_signal(number)
 
 
@@ -208,8 +208,8 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 def started_by_rank() -> int:
     """Return the process id of the rank that has started this process, or 0 if no rank has started it.
 
-    A process that a rank has started has the rank's environment variables, and would join the job as the rank. Works
-    only on Linux.
+    A child process of a rank inherits the rank's environment variables, and would therefore join the job with the same
+    rank. Works only on Linux.
     """
     parent = os.getppid()
     try:
@@ -264,7 +264,7 @@ def _directory() -> str:
     if spec is not None:  # python -m: sys.path[0] is the working directory
         root = str(Path(path).parents[spec.name.count(".")])
         return root if root == sys.path[0] else STARTED_IN
-    # a script's path in __main__ is absolute when the program starts
+    # Python makes the script's path in __main__ absolute when the program starts
     for argument in map(os.path.normpath, sys.orig_argv[1:]):
         if not os.path.isabs(argument) and path.endswith(f"{os.sep}{argument}"):
             return str(path.removesuffix(f"{os.sep}{argument}")) or os.sep

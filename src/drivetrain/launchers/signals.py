@@ -50,8 +50,9 @@ def exception_of(number: int) -> BaseException:
 
 @contextmanager
 def handled(handlers: Mapping[int, Any]) -> Iterator[None]:
-    """Context with these signal handlers. The context restores the previous handlers at its end. In other threads than
-    the main thread the context has no effect, because Python can set handlers only in the main thread.
+    """Context in which this process has these signal handlers. At its end, the context restores the previous handlers.
+    In other threads than the main thread the context has no effect, because Python can set handlers only in the main
+    thread.
     """
     before = dict[int, Any]()
     try:
@@ -85,14 +86,15 @@ def without_interrupts() -> Iterator[None]:
     """Context in which Ctrl-C does not interrupt the main thread. If Ctrl-C arrives, the context raises
     KeyboardInterrupt at its end.
 
-    A process that is forked in the context begins without interrupts, too; see :func:`allow_interrupts`. Without this
-    context, Python discards the KeyboardInterrupt if Ctrl-C arrives while callbacks of ``os.register_at_fork`` run. A
-    mask of this thread would not be enough: the system gives the signal to a native thread that does not block it, and
-    Python then raises the KeyboardInterrupt here all the same. In other threads than the main thread the context has
-    no effect.
+    A process that is forked inside the context is not interrupted either, until the process calls
+    :func:`allow_interrupts`. Without this context, Python discards the KeyboardInterrupt if Ctrl-C arrives while
+    callbacks of ``os.register_at_fork`` run. It would not be enough to block the signal in this thread. The system
+    would then send the signal to a native thread, and Python would still raise KeyboardInterrupt in the main thread. In
+    other threads than the main thread the context has no effect.
     """
     before = signal.getsignal(signal.SIGINT)
-    # None: the handler was not set by Python, which could not restore it. SIG_IGN: spawned processes inherit it.
+    # None: other code than Python's has set the handler, so Python could not restore the handler. SIG_IGN: spawned
+    # processes inherit it.
     if threading.current_thread() is not threading.main_thread() or before in (None, signal.SIG_IGN):
         yield
         return
@@ -112,7 +114,7 @@ def allow_interrupts() -> None:
 
 @contextmanager
 def forwarding(send: Callable[[int], None], stop_timeout_s: float) -> Iterator[Sent]:
-    """Context in which this process forwards signals to the ranks. Yields a record of the signals.
+    """Context in which this process forwards signals to the ranks. Yields a :class:`Sent`, which records the signals.
 
     If the user has a handler for SIGTERM, the handler is called first. A signal that the user ignores is not forwarded.
     A signal other than SIGTERM is also not forwarded if the user has a handler for this signal. In other threads than
@@ -131,7 +133,7 @@ def forwarding(send: Callable[[int], None], stop_timeout_s: float) -> Iterator[S
             again = sent.number is not None
             sent.number = sent.number or number
             sent.limit_s = min(_AT_ONCE_S, stop_timeout_s) if again else stop_timeout_s
-            # min(), because a second signal must not move the deadline back
+            # min(), because a second signal must not extend the deadline
             sent.deadline = min(sent.deadline, time.monotonic() + sent.limit_s)
         send(number)
 

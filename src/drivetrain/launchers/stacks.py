@@ -32,9 +32,9 @@ from drivetrain.launchers import flight
 from drivetrain.launchers.board import Board, own_sheet
 
 _NUMBER = getattr(signal, "SIGRTMIN", 0) + 11  # the number of a signal that neither torch nor Python uses
-_ANSWER_S = 1.0  # seconds in which a rank must answer the pipe, and then again the signal
+_ANSWER_S = 1.0  # seconds for an answer through the pipe, and again for an answer to the signal
 _SOON_S = 0.3  # seconds in which a rank must answer if the job is about to end
-_SETTLED_S = 0.1  # stacks are complete if they have not grown for this time
+_SETTLED_S = 0.1  # stacks are complete if their file has not grown for this many seconds
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 _ASKED, _PIPE = "asked", "ask"
 _BETWEEN = b"\n\0\n"  # the bytes between the stacks and the trace in an answer

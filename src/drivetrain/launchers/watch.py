@@ -1,13 +1,13 @@
 """Detect that the ranks of a machine make no progress. Report which ranks wait and which are missing, and in some cases
 end the job.
 
-[Note: when a job that hangs is ended]
-A job without progress is always reported. A job is ended only in two cases, in which the job can never continue. First,
-a rank has waited in a collective for the complete timeout, and every rank that is missing there cannot arrive. A rank
-cannot arrive if it is dead, if it has been stopped for a while, or if it waits in another collective for ranks that
-cannot arrive. Second, a rank waits at the end of a set-up phase, where all ranks meet, and another rank of this machine
-is dead or has been stopped for a while. A rank that does something else may still arrive, because it may compile, save,
-prepare data, or be in a debugger. Detection needs Linux, and torch's Flight Recorder must record the collectives.
+[Note: when a job that hangs is ended] A job without progress is always reported. A job is ended only in two cases, in
+which the job can never continue. First, a rank has waited in a collective for the complete timeout, and no rank that is
+missing there can arrive. A rank cannot arrive if it is dead, if it has been stopped for a while, or if it waits in
+another collective for ranks that cannot arrive. Second, a rank waits at the end of a set-up phase, where all ranks
+meet, and another rank of this machine is dead or has been stopped for a while. A rank that does something else may
+still arrive, because it may compile, save, prepare data, or be in a debugger. Detection needs Linux, and torch's Flight
+Recorder must record the collectives.
 
 A process that is not a rank reads shared memory and /proc about once a second. This process sends requests to the ranks
 only after the timeout. This file is imported without torch.
@@ -100,7 +100,7 @@ class Watch:
         progress = tuple(tuple(each[word] for word in (PHASE, BATCHES, STEP, SAVING, STALL)) for each in words)
         if progress != self._progress:
             self._progress, self._since, self._said = progress, now, False
-            # before this time, no rank can have waited in a collective for the timeout
+            # earlier, no rank can have waited in a collective for the whole timeout
             self._stopped, self._cpu, self._asks_at = {}, {}, now + stall_s + look_s
             return ""
         self._look_at_processes(now, now - self._since >= stall_s / 2)
@@ -131,7 +131,7 @@ class Watch:
                 is_busy=when == now or answer.process.cpu_s - used_s > _BUSY * (now - when),
                 stopped_s=now - self._stopped.get(each, now),
             )
-        self._cpu = {}  # measured anew, because the answers have used processor time
+        self._cpu = {}  # measured again from now on, because the answers themselves have used processor time
         ends = cannot_go_on(seen, stall_s)
         longest = max(
             (time.time() - waits.since for each in seen.values() if (waits := each.answer.waits_in)), default=0
@@ -162,7 +162,7 @@ def now_of(board: Board) -> dict[int, Seen]:
 
 
 def missing(seen: Mapping[int, Seen]) -> dict[int, dict[int, str]]:
-    """For each rank that waits in a collective, return the missing ranks, each with the reason why it is missing."""
+    """For each rank that waits in a collective, return a dictionary from the missing ranks to the reasons."""
     traces = {rank: each.answer.trace for rank, each in seen.items()}
     found: dict[int, dict[int, str]] = {}
     for rank, each in seen.items():
@@ -177,7 +177,7 @@ def cannot_go_on(seen: Mapping[int, Seen], waited_s: float) -> bool:
 
     Args:
         seen: the ranks of this machine.
-        waited_s: a rank that has waited for fewer seconds is not considered.
+        waited_s: ranks that have waited for fewer seconds are ignored.
     """
     now = time.time()
     absent = missing(seen)

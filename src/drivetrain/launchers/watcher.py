@@ -52,8 +52,8 @@ def main(folder: str) -> None:
 def _close_inherited() -> None:
     """Close the file descriptors that this process has inherited from a rank, except the standard streams.
 
-    Among them are the rank's connections to other ranks. If these connections stayed open after the rank's end, the
-    other ranks would wait for the rank.
+    For example, this process has inherited the rank's connections to other ranks. If these connections stayed open
+    after the rank's end, the other ranks would wait for the rank.
     """
     for end in map(int, os.listdir("/proc/self/fd")):
         if end > 2:
@@ -129,7 +129,8 @@ class _Ranks:
         failures = {each: found for each in failed if (found := read_failure(self._board.folder, each))}
         own = [each for each in failures if not failures[each].follows]
         silent = [each for each in failed if each not in failures]
-        # another rank has caused every failure, perhaps a rank that ended without an error before its run ended
+        # Each of these failures follows from the end of another rank. That rank may have ended without an error before
+        # its run ended.
         if not own:
             silent += [each for each in self._ended if each not in failed and self._board.left_its_run(each)]
         if own or not silent:

@@ -25,7 +25,7 @@ from drivetrain.launchers.launcher import Launcher, threads_each
 
 _METHOD = "fork"
 _LOOK_EVERY_S = 0.2
-# seconds in which a failed replica must report after another replica has lost the connection to the failed replica
+# seconds for a failed replica to report, after another replica has reported a lost connection
 _ECHO_S = 1.0
 
 # The keys are the paths of jobs' folders. The values are the state that forked replicas apply, the function that they
@@ -51,7 +51,7 @@ class XLALauncher(Launcher):
     _names = ("xla",)
     is_interactive_compatible = True
     leaves_one_here = True
-    endings: ClassVar = {"xla": ()}  # (): no strategy's name ends with "_xla"
+    endings: ClassVar = {"xla": ()}  # an empty tuple, because no strategy's name ends with "_xla"
 
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         threads = threads_each(self.num_processes)
