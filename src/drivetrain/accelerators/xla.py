@@ -20,8 +20,8 @@ _KIB = 1024
 class XLAAccelerator(Accelerator):
     """TPUs and other devices of torch_xla. The package torch_xla is imported on first use.
 
-    ``accelerator="auto"`` can choose these devices. torch_xla's CPU devices, which are for tests, are an exception:
-    write ``accelerator="xla"``.
+    ``accelerator="auto"`` can choose these devices, but not torch_xla's CPU devices, which are for tests. For CPU
+    devices, write ``accelerator="xla"``.
     """
 
     _names = ("tpu", "xla")
@@ -77,7 +77,7 @@ class XLAAccelerator(Accelerator):
         try:
             return bool(torch_xla.runtime.device_type() != "CPU")
         except (ImportError, OSError, RuntimeError):
-            return True  # is_available() then finds that the device cannot be used
+            return True  # is_available() then returns False
 
     @staticmethod
     def is_available() -> bool:

@@ -13,8 +13,9 @@ from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.clusters.local import free_port
 
-# The variables with the number of processes: of Open MPI, of MPICH and Intel MPI, and of MVAPICH. mpi4py is imported
-# only if one of these is set, because importing mpi4py without a launcher can end the process.
+# Variables that contain the number of processes. Open MPI sets the first, MPICH and Intel MPI set the second, and
+# MVAPICH sets the third. If none is set, mpi4py is not imported, because its import can end a process without a
+# launcher.
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 
 
@@ -30,7 +31,7 @@ class _Job:
 class MPIEnvironment(ClusterEnvironment):
     """Takes the ranks from MPI's world communicator, through mpi4py.
 
-    The first access to any member is a collective operation, so all ranks must access a member.
+    The first read of a rank, a size or an address is a collective operation of MPI, so all ranks must read one.
 
     Args:
         environ: the environment variables, by default those of this process.
@@ -78,7 +79,7 @@ class MPIEnvironment(ClusterEnvironment):
         return self._job.rank
 
     def local_rank(self) -> int:
-        """Return how many of the ranks below this process's rank are on this machine."""
+        """Return how many lower ranks are on this machine."""
         job = self._job
         return job.hosts[: job.rank].count(job.hosts[job.rank])
 

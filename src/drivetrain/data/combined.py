@@ -263,7 +263,7 @@ def _max_size_cycle(starts: Starts, ended: Sequence[bool]) -> Iterator[Sequence[
                     )
             yield batches
     finally:
-        iterators.clear()  # a traceback may keep this frame, and so the workers
+        iterators.clear()  # a traceback may keep this frame alive, and thereby the iterators and their workers
 
 
 _MODES: dict[str, tuple[Callable[..., float], Callable[[Starts, Sequence[bool]], Iterable[Sequence[Any]]]]] = {
@@ -424,7 +424,8 @@ def arranged(given: Any, start: str) -> Any:
     """
     if isinstance(given, Tensor) or hasattr(given, "__array__"):
         samples = "TensorDataset(x, y)" if start.startswith("trainer.fit") else "samples"
-        if hasattr(given, "to_numpy"):  # a table of pandas or Polars, whose indices are names of columns
+        # a table of pandas or Polars, which a DataLoader cannot index, because table[name] is a column
+        if hasattr(given, "to_numpy"):
             samples = "TensorDataset(torch.tensor(table.to_numpy(), dtype=torch.float32))"
         raise ConfigurationError(
             f"{start} {described(given)}, which is no loader. For one batch, write [batch]; for samples, "

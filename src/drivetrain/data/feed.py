@@ -79,11 +79,11 @@ def _at_least_one_of(length: int) -> float:
 def fetches_ahead(loader: Any, num_batches: float = float("inf")) -> bool:
     """Return whether the next batch is fetched before the current one is processed.
 
-    Batches are fetched ahead if there are workers. Without workers, batches are fetched ahead if the length is unknown,
-    or may be wrong because a dataset is iterable-style: only a further fetch then shows which batch is the last. In all
-    other cases, no batch is fetched ahead, because random numbers would be drawn from the global generators in another
-    order than in a plain loop. With ``early_iterators`` of :mod:`drivetrain.parity` and no workers, batches are fetched
-    ahead exactly if there is no limit ``num_batches``.
+    Batches are fetched ahead if there are workers. Without workers, batches are fetched ahead if the loader has no
+    length, or has an iterable-style dataset, whose length may be wrong. Only a further fetch then shows which batch is
+    the last. In all other cases, no batch is fetched ahead, because random numbers would be drawn from the global
+    generators in another order than in a plain loop. With ``early_iterators`` of :mod:`drivetrain.parity` and no
+    workers, batches are fetched ahead exactly if ``num_batches`` is ``inf``.
     """
     if any(getattr(part, "num_workers", 0) > 0 for part in parts_of(loader)):
         return True
@@ -200,7 +200,8 @@ def gives_up(loader: Any, num_batches: float) -> bool:
 
 
 def position_after_end(passes: Passes, before: dict[str, Any]) -> dict[str, Any]:
-    """Return the position of ``passes`` after the end of a pass that was resumed at the position ``before``.
+    """Return the position of ``passes`` after the end of a pass. ``before`` is the position at which the pass was
+    resumed.
 
     If a stateful loader has yielded no batch since the resume, the loader may have no state yet. The result then
     contains the loader's state in ``before``.
@@ -368,8 +369,8 @@ def make_room_for_sockets(loader: Any) -> None:
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
-    """Call ``set_epoch`` on each of these objects with this method: the loader's sampler, the loader's batch sampler,
-    the batch sampler's own sampler, and the loader's iterable-style dataset.
+    """Call ``set_epoch`` on the loader's samplers and its iterable-style dataset, if they have this method. The
+    samplers include the batch sampler and the batch sampler's own sampler.
     """
     if isinstance(loader, CombinedLoader):
         for part in loader.flattened:

@@ -18,8 +18,8 @@ class RecordedIndices:
     """Yields a loader's batches, and records the dataset indices of each batch's samples.
 
     Workers fetch ahead, so the sampler draws indices long before their batch arrives. This class records each draw, and
-    returns the records in the order of the draws. Batches must therefore arrive in that order. The copy of the loader
-    that this class iterates has ``in_order=True`` for this reason.
+    returns the records in the order of the draws. Batches must therefore arrive in that order. This class therefore
+    iterates a copy of the loader with ``in_order=True``.
 
     The user's loader does not change. The copy shares the dataset, samplers and generator. If ``persistent_workers`` is
     set, the copy has its own workers, which stop when this object is freed.
@@ -61,8 +61,7 @@ class RecordedIndices:
             yield batch[0] if isinstance(self.loader, CombinedLoader) else batch
 
     def pop(self) -> list[Any]:
-        """Return the sample indices of the oldest batch for which this method was not called yet; to be called once per
-        batch.
+        """Return the sample indices of a batch. Call this method once per batch, in the order of the batches.
 
         If ``batch_size=None``, each sample is a batch, and the list contains the sample's index.
 

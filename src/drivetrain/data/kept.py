@@ -214,7 +214,7 @@ def generator_states(generators: Iterable[torch.Generator]) -> list[Tensor]:
 
 
 def set_generator_states(generators: Iterable[torch.Generator], states: Iterable[Tensor], strict: bool = False) -> None:
-    """Restore a result of :func:`generator_states`; ``strict``: raise if the number of states differs."""
+    """Restore a result of :func:`generator_states`. With ``strict``, raise an error if the number of states differs."""
     for generator, state in zip(generators, states, strict=strict):
         generator.set_state(state)
 

@@ -173,7 +173,9 @@ class Passes:
         self._discard(self._prepared, 0, position["given"])
 
     def _discard(self, source: Iterator[Any], given: int, done: int) -> None:
-        """Fetch again and discard the batches of ``source`` from number ``given`` to number ``done``."""
+        """Fetch batches of ``source`` and discard them, until the pass has yielded ``done`` batches. ``source`` begins
+        after the first ``given`` batches.
+        """
         self._given = given
         for item in islice(source, done - given):
             self._discarded(item)

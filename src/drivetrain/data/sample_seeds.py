@@ -36,7 +36,7 @@ from drivetrain.data.stateful import is_stateful
 
 @dataclass
 class SampleSeeds:
-    """The values, besides the indices, on which the samples' random numbers depend; read when a pass begins.
+    """The values that, together with the index, determine a sample's random numbers. They are read when a pass begins.
 
     Attributes:
         seed: the seed of the run.

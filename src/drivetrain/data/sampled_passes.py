@@ -98,7 +98,8 @@ class SampledPasses(Passes):
         if self._sample_seeds is not None:
             self._sample_seeds.passes = self._begun
             if self._persists and torch_private.kept_iterator(self._source) is not None:
-                # torch draws a seed if it starts new workers: draw a number here, too
+                # torch draws a seed when it starts new workers. If workers are kept, this line draws the number
+                # instead.
                 torch.empty((), dtype=torch.int64).random_(generator=self._source.generator)
         if self._carries_over:
             self._draws.started = self._before
@@ -277,7 +278,7 @@ class _Carrying:
         return batch, carried
 
 
-_outlives: list[Any] = []  # one byte in shared memory; unless it is 0, workers ignore SIGTERM
+_outlives: list[Any] = []  # one byte in shared memory; workers ignore SIGTERM while it is not 0
 _fits = [0]  # number of fits that run in this process
 
 

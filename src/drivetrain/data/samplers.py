@@ -68,7 +68,7 @@ def share(
         rank: the index of this process in the strategy's data group (the ranks that divide the data).
         world_size: the number of parts.
         agree: broadcasts rank 0's value to all processes.
-        splits: true: the loader's batch size is the size of the global batch; false: it is the size of each rank's
+        splits: whether the loader's batch size is the size of the global batch. If false, it is the size of each rank's
             part.
         pads: whether to repeat the first samples of the order, so that all ranks get equally many samples
             (``drivetrain.parity``).
@@ -177,7 +177,7 @@ class RankBatches(SamplerProxy):
         rank, world_size, agree: as for :func:`share`.
     """
 
-    _spare = slice(0, 1)  # what a rank without a part of its first global batch gets of it, with the factor 0
+    _spare = slice(0, 1)  # the part of the first global batch for a rank that has no sample in it; its factor is 0
 
     def __init__(self, order: Any, size: int, rank: int, world_size: int, agree: Agree) -> None:
         super().__init__(order)
@@ -217,7 +217,7 @@ class RankBatches(SamplerProxy):
         return len(self._sampler)
 
     def batches_before(self) -> int:
-        """Return how many batches the items before :attr:`divided_from` count as."""
+        """Return the number of batches for which the items before :attr:`divided_from` count."""
         return max(self.divided_from // self._size, 1) if self.divided_from else 0
 
     def items_in(self, batches: int) -> int:
@@ -280,11 +280,11 @@ class RankBatches(SamplerProxy):
             return drawn_order(self._sampler)
         order = without_restart(iter(self._sampler))
         if type(self._sampler) is RandomSampler:
-            # when its first index is requested, the sampler also draws a seed for its generator; this call requests the
-            # first index
+            # The sampler draws a seed for its generator when the first index is requested. Therefore request the first
+            # index here.
             first = list(itertools.islice(order, 1))
             return itertools.chain(first, order)
-        return iter(list(order))  # exhaust the sampler in rank 0's random state
+        return iter(list(order))  # draw all indices now, while the generators have rank 0's random state
 
 
 def _alike(state: dict[str, Any], other: dict[str, Any]) -> bool:

@@ -82,8 +82,8 @@ class Sheet:
         (self.folder / _RUN).write_text(os.path.abspath(path))
 
     def note_collective(self, text: str) -> None:
-        """Write ``text`` for the report. ``text`` is "in ..." or "after ..." with the collective in which, or after
-        which, this rank has failed.
+        """Write ``text`` for the report. ``text`` is "in" or "after", and the collective in or after which this rank
+        has failed.
         """
         (self.folder / f"{self.local_rank}.collective").write_text(text)
 

@@ -231,7 +231,7 @@ def run(place: Place, state: Sealed[ProcessState], call: Sealed[Call]) -> None:
 
 
 def own_parameters() -> None:
-    """Move the parameters and buffers of this process's modules from shared memory to memory of this process alone."""
+    """Copy this process's parameters and buffers from shared memory into the process's own memory."""
     copies: dict[int, torch.UntypedStorage] = {}
     for module in gc.get_objects():
         if not issubclass(type(module), nn.Module) or PARAMETERS not in vars(module):

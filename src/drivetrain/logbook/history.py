@@ -90,8 +90,8 @@ class History(Mapping[str, Column]):
         return list(self)
 
     def to_pandas(self) -> Any:
-        """Return a ``pandas.DataFrame`` with the columns ``step``, ``epoch`` and one column for each name. Each pair of
-        a step and an epoch that has values has a row.
+        """Return a ``pandas.DataFrame`` with the columns ``step``, ``epoch`` and one column for each name. Each step of
+        an epoch with values has a row.
 
         Raises:
             MissingPackageError: the package pandas is not installed.
@@ -172,7 +172,8 @@ _FEW = 50
 
 
 def figure_of(history: History, names: Sequence[str] = ()) -> Any:
-    """Return a figure with a panel for each metric. The curves of a metric's stages share a panel.
+    """Return a figure with a panel for each metric. A panel contains the curves of all stages, such as "train_loss" and
+    "val_loss".
 
     Args:
         history: the values.

@@ -46,7 +46,7 @@ class Row(NamedTuple):
 
 
 class Scope:
-    """The running hook: the rule for its calls of ``self.log``, and the entries that the hook has logged."""
+    """A hook's rule for calls of ``self.log``, and the entries that the hook has logged."""
 
     def __init__(self, hook: str, rule: LogRule | None) -> None:
         self.hook = hook
@@ -75,7 +75,7 @@ class Logbook:
             rank. ``reduce_world``: a function over all ranks.
         own_reduce: the method ``reduce`` of a user's strategy; ``None``: exact sums.
         history: on rank 0, the values of all runs of the Trainer that loggers get.
-        sync_metric: a function that gathers a metric object's states, if some ranks see equal samples.
+        sync_metric: a function that gathers a metric object's states, or ``None`` if all ranks see different samples.
     """
 
     def __init__(self, sum_dtype: torch.dtype = torch.float64) -> None:
@@ -149,7 +149,7 @@ class Logbook:
             scope.entries.clear()
 
     def logged(self, group: str) -> list[Logged]:
-        """Return the options of each name in this epoch of ``group``, or, without values yet, in the previous epoch."""
+        """Return the options of each name that was logged in this epoch of ``group``, or else in the previous epoch."""
         return [entry.logged() for entry in self._entries(group)] or self._logged_before.get(group, [])
 
     def begin(self, group: str) -> None:
@@ -169,7 +169,7 @@ class Logbook:
         return outer
 
     def enter_if_left(self, scope: Scope) -> None:
-        """If no hook is running, set the current scope. A hook has its own scope."""
+        """Set the current scope if no hook is running."""
         if self.scope is None:
             self.scope = scope
 
@@ -192,7 +192,8 @@ class Logbook:
         self.epoch_done = self.copies = True
 
     def mute(self, muted: bool) -> None:
-        """Set whether logged values are discarded, because a rank without more batches repeats a batch."""
+        """Set whether logged values are discarded. A rank without more batches repeats a batch and discards its values.
+        """
         self.muted = muted
 
     def put_back(self, rows: Sequence[Row]) -> None:
@@ -261,7 +262,9 @@ class Logbook:
         ]
 
     def agree_on_steps(self, rows: list[Row]) -> list[Row]:
-        """Return ``rows`` with one value for all ranks where ``sync_dist`` is set. Every rank must call this method."""
+        """Return ``rows``. Values that were logged with ``sync_dist=True`` are reduced over the ranks. Every rank must
+        call this method.
+        """
         if self.reduce is None:
             return rows
         shared = [row for row in rows if row.parts is not None]
@@ -314,7 +317,7 @@ class Logbook:
         return torch.stack(each) if each else torch.zeros(0, dtype=self.sum_dtype, device=self.device)
 
     def read(self, rows: list[Row]) -> list[Row]:
-        """Return ``rows`` with plain floats, with one transfer for each device. Update the values for the bar."""
+        """Return ``rows`` with plain floats, with one transfer for each device. Update ``bar_metrics``."""
         values, transfers = read_together([row.value for row in rows], self.sum_dtype is torch.float64)
         self.flushes += transfers
         read = [Row(row.name, float(value), row.entry) for row, value in zip(rows, values, strict=True)]
