@@ -160,7 +160,7 @@ def check_limit(given: Any, count: int, accelerator: Accelerator, reserved: int 
         given: ``devices`` as the user has written it.
         count: the number of devices that ``given`` means.
         accelerator: the kind of device.
-        reserved: the number of devices that the cluster has reserved on each machine; ``None``: unknown.
+        reserved: the number of devices that the cluster has reserved on each machine, or ``None`` if unknown.
 
     Raises:
         ConfigurationError: there are fewer devices than ``count``.
@@ -181,7 +181,7 @@ def reserved_of(reserved: int | None, count: int, why: str) -> tuple[int, str]:
     """Return the number of devices that ``devices="auto"`` means, and the reason.
 
     Args:
-        reserved: the number of devices that the cluster has reserved on each machine; ``None``: unknown.
+        reserved: the number of devices that the cluster has reserved on each machine, or ``None`` if unknown.
         count: the number of devices that the accelerator counts on this machine.
         why: the reason for ``count``.
 

@@ -51,8 +51,8 @@ class TorchDeviceAccelerator(Accelerator):
 
     @classmethod
     def parse_devices(cls, devices: Any) -> list[int]:
-        """Return the numbers of the selected devices. n or "n" selects the first n devices, -1 selects all devices, and
-        ``[i, j]`` or ``"i,j"`` selects devices i and j.
+        """Return the numbers of the selected devices. An int n, or "n", selects the first n devices, and -1 selects all
+        devices. ``[i, j]`` or ``"i,j"`` selects the devices i and j.
 
         Raises:
             ConfigurationError: ``devices`` selects no device, a device twice, or a missing device.

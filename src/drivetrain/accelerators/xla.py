@@ -32,8 +32,8 @@ class XLAAccelerator(Accelerator):
 
     @staticmethod
     def parse_devices(devices: Any) -> Any:
-        """Accept three selections: one device (1), all devices (their number, or -1), or the single device with the
-        number i, counted from 0 (``[i]`` or ``"i,"``).
+        """Accept three selections. 1 means one device. -1 or the number of devices means all devices. ``[i]`` or
+        ``"i,"`` means the single device with the number i, counted from 0.
         """
         given, devices = devices, as_numbers(devices)
         count = XLAAccelerator.auto_device_count()

@@ -1,11 +1,11 @@
 """Fetch a batch of tensors with one index operation per tensor, instead of one per sample.
 
-[Note: which loaders] The module handles a ``DataLoader`` with torch's default collate over a ``TensorDataset``, a
-``StackDataset`` of tensors, or a ``Subset`` of these. These classes must be torch's own and unchanged, so that no user
-code is skipped. A batch equals the stacked samples in values, dtype, strides and type. The batches of all other loaders
-are fetched sample by sample, as torch does. A single batch is also fetched sample by sample if its indices are not
-plain integers, or are out of range. The same holds if a tensor of the data set is not dense and contiguous in host
-memory.
+[Note: which loaders]
+The module handles a ``DataLoader`` with torch's default collate over a ``TensorDataset``, a ``StackDataset`` of
+tensors, or a ``Subset`` of these. These classes must be torch's own and unchanged, so that no user code is skipped. A
+batch equals the stacked samples in values, dtype, strides and type. The batches of all other loaders are fetched sample
+by sample, as torch does. A single batch is also fetched sample by sample if its indices are not plain integers, or are
+out of range. The same holds if a tensor of the data set is not dense and contiguous in host memory.
 
 If there are no workers, and the device can copy from pinned memory, the batch is fetched directly into pinned memory.
 The host then need not wait while the batch is copied to the device. A separate copy into pinned memory would cost more
@@ -14,15 +14,16 @@ time than it saves.
 The user's loader and data set do not change. This module iterates a copy of the loader. The copy shares the loader's
 samplers and generator, and so draws the same random numbers.
 
-[Note: without torch's iterator] If there are no workers, torch's iterator first draws a seed. Inside a profiler range,
-torch's iterator then gets indices from the batch sampler and samples from the data set. :func:`iterate` does the same
-with fewer function calls. If torch's BatchSampler draws from torch's RandomSampler or SequentialSampler, the indices of
-a batch are a slice of a tensor or range. There is then no Python number for each sample. Each random number is drawn
-from the same generator, and at the same point of the pass, as in torch.
+[Note: without torch's iterator]
+If there are no workers, torch's iterator first draws a seed. Inside a profiler range, torch's iterator then gets
+indices from the batch sampler and samples from the data set. :func:`iterate` does the same with fewer function calls.
+If torch's BatchSampler draws from torch's RandomSampler or SequentialSampler, the indices of a batch are a slice of a
+tensor or range. There is then no Python number for each sample. Each random number is drawn from the same generator,
+and at the same point of the pass, as in torch.
 
-Before the first pass without torch's iterator, this module iterates toy loaders with and without torch's iterator, and
-compares the batches and random states. The module uses torch's iterator if the batches or states differ, if code has
-replaced a function of torch's iterator, or if a profiler or a torch mode is active when a pass starts.
+Before the first such pass, this module iterates toy loaders with and without torch's iterator, and compares the batches
+and random states. The module uses torch's iterator if the batches or states differ, or if code has replaced a function
+of torch's iterator. It also uses torch's iterator if a profiler or a torch mode is active when a pass starts.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ def log_fetching(loader: Any) -> None:
 
 
 def reason_for_samples(loader: DataLoader[Any]) -> str | None:
-    """Return why the samples of ``loader`` are fetched one by one; ``None`` if each batch is fetched as a whole."""
+    """Return why the samples of ``loader`` are fetched one by one, or ``None`` if each batch is fetched as a whole."""
     if type(loader) is not DataLoader:
         return f"{type(loader).__name__} is a subclass of DataLoader"
     if loader.batch_sampler is None:
@@ -153,8 +154,7 @@ class _Fetch:
         return indices
 
     def collate(self, indices: Any, are_slice: bool = False) -> Any:
-        """Return the batch of the samples ``indices``. ``are_slice`` is true if the indices come from :func:`slices`.
-        """
+        """Return the batch of the samples ``indices``. ``are_slice`` is true if :func:`slices` has yielded them."""
         batch = _whole(self, indices, are_slice)
         return self._by_sample(indices, are_slice) if batch is None else batch
 
@@ -191,7 +191,7 @@ class SeesDataset:
 
     Args:
         user: the user's function, or ``None``.
-        replacement: the object that has replaced the data set in the loader; its attribute ``dataset`` is the user's
+        replacement: the object that has replaced the data set in the loader. Its attribute ``dataset`` is the user's
             data set.
     """
 
@@ -366,7 +366,7 @@ def draws_each_once(sampler: Any) -> bool:
 def drawn_order(sampler: Any) -> Order:
     """Return the order of samples of a sampler for which :func:`draws_each_once` is true, as a tensor or range.
 
-    A RandomSampler with a generator draws another permutation when its pass ends; this function does not.
+    At the end of a pass, a RandomSampler with a generator draws another permutation. This function does not.
     """
     count = len(sampler.data_source)
     if type(sampler) is SequentialSampler:

@@ -44,7 +44,7 @@ class CombinedLoader:
         iterables: a loader, or nested lists, tuples, named tuples, mappings and dataclasses of loaders. A list or tuple
             that contains only strings and numbers, at any depth, is one loader whose batches are its elements.
         mode: "min_size" ends with the first loader that ends. "max_size_cycle" ends when each loader has ended once.
-            Until then, a loader that ends is started again. "max_size" ends when all loaders have ended; loaders that
+            Until then, a loader that ends is started again. "max_size" ends when all loaders have ended. Loaders that
             have already ended yield ``None``. "sequential" iterates one loader after another.
 
     Raises:
@@ -90,7 +90,7 @@ class CombinedLoader:
 
     @property
     def limits(self) -> list[int | float] | None:
-        """The maximum number of batches of each loader; ``None``: all.
+        """The maximum number of batches of each loader, or ``None`` for no limits.
 
         Assign ``None``, one number for all loaders, or one number per loader. A number is an integer or ``inf``. A
         loader that reaches its limit counts as ended. A loader with the limit 0 is not started. A change takes effect
@@ -175,7 +175,8 @@ class CombinedLoader:
                 torch_private.keep_iterator(loader, None)
 
     def state_dict(self) -> list[Any]:
-        """Return a list with the state of each loader, in order; ``None`` for a loader without a ``state_dict``.
+        """Return a list with the state of each loader, in order. The state of a loader without a ``state_dict`` is
+        ``None``.
 
         The states contain the positions of the loaders. The states do not contain how often "max_size_cycle" has
         restarted a loader.
@@ -234,7 +235,7 @@ class CombinedLoader:
 
 def _max_size_cycle(starts: Starts, ended: Sequence[bool]) -> Iterator[Sequence[Any]]:
     """Yield the batches of each round. A round first fetches from the loaders that have not ended yet. If all of these
-    loaders end, the pass is over; the round then restarts no loader.
+    loaders end, the pass is over, and no loader is restarted.
     """
     iterators = [start() for start in starts]
     unended = [index for index, once in enumerate(ended) if not once]
@@ -272,13 +273,13 @@ _MODES: dict[str, tuple[Callable[..., float], Callable[[Starts, Sequence[bool]],
     "max_size": (max, lambda starts, ended: zip_longest(*(start() for start in starts))),
     "sequential": (sum, lambda starts, ended: ()),  # CombinedLoader iterates the loaders itself
 }
-"""For each mode: a function that computes the length of a pass from the loaders' lengths, and a function that yields
+"""Two functions for each mode. The first computes the length of a pass from the loaders' lengths, and the second yields
 the loaders' batches.
 """
 
 
 def _start(loader: Any, limit: int | float) -> Iterator[Any]:
-    """Return a new iterator of ``loader`` with at most ``limit`` batches; if ``limit`` is 0, do not start the
+    """Return a new iterator of ``loader`` with at most ``limit`` batches. If ``limit`` is 0, do not start the
     loader.
     """
     if limit == 0:
@@ -288,7 +289,7 @@ def _start(loader: Any, limit: int | float) -> Iterator[Any]:
 
 
 def start_batches(loader: Any, pins: bool = False) -> Iterator[Any]:
-    """Start a pass over any loader; for a CombinedLoader, yield its batches without their indices."""
+    """Start a pass over any loader. The batches of a CombinedLoader are yielded without their indices."""
     source = without_restart(start_pass(loader, pins))
     return (each[0] for each in source) if isinstance(loader, CombinedLoader) else source
 

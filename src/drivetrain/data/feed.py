@@ -32,7 +32,8 @@ _SHORT = "/tmp"
 
 
 def count_batches(loader: Any, limit: int | float, argument: str) -> float:
-    """Return the number of batches in one pass over ``loader``, at most ``limit``; ``inf`` if the number is unknown.
+    """Return the number of batches in one pass over ``loader``, at most ``limit``. If the number is unknown, return
+    ``inf``.
 
     Args:
         loader: the loader to iterate.
@@ -81,9 +82,9 @@ def fetches_ahead(loader: Any, num_batches: float = float("inf")) -> bool:
 
     Batches are fetched ahead if there are workers. Without workers, batches are fetched ahead if the loader has no
     length, or has an iterable-style dataset, whose length may be wrong. Only a further fetch then shows which batch is
-    the last. In all other cases, no batch is fetched ahead, because random numbers would be drawn from the global
-    generators in another order than in a plain loop. With ``early_iterators`` of :mod:`drivetrain.parity` and no
-    workers, batches are fetched ahead exactly if ``num_batches`` is ``inf``.
+    the last. In all other cases, no batch is fetched ahead, so that random numbers are drawn in the same order as in a
+    plain loop. With ``early_iterators`` of :mod:`drivetrain.parity` and no workers, batches are fetched ahead exactly
+    if ``num_batches`` is ``inf``.
     """
     if any(getattr(part, "num_workers", 0) > 0 for part in parts_of(loader)):
         return True
@@ -113,11 +114,11 @@ def feed(
     Args:
         batches: a loader, or a :class:`Passes` object. This function creates one iterator of ``batches``.
         num_batches: the maximum number of batches, or ``inf``.
-        move: moves a batch to the device as soon as the batch is fetched; ``None`` if an overridden transfer hook moves
-            the batch later. If the first batch is already on the device, ``move`` is not called for the other batches
-            of this pass.
+        move: moves a batch to the device as soon as the batch is fetched, or ``None`` if an overridden transfer hook
+            moves the batch later. If the first batch is already on the device, ``move`` is not called for the other
+            batches of this pass.
         ahead: the result of :func:`fetches_ahead`.
-        resumed: the position of a resumed pass; ``None`` for a new pass.
+        resumed: the position of a resumed pass, or ``None`` for a new pass.
         started: the iterator over ``batches``, if it was already created.
         pins: the argument ``pins`` of :func:`drivetrain.data.batched.start_pass`.
     """
@@ -334,7 +335,7 @@ def seed_workers(loader: Any, rank: int | None = None) -> None:
     Loaders with a ``worker_init_fn`` do not change.
 
     Args:
-        loader: a loader; only a DataLoader is changed.
+        loader: a loader. Only a DataLoader is changed.
         rank: the index of this process's part of the data. Ranks that share one model have equal indices, because such
             ranks must augment samples identically.
     """

@@ -76,7 +76,7 @@ class RecordedIndices:
 
 
 class _Recorder(SamplerProxy):
-    """Wraps a sampler and records its draws; it otherwise behaves like the wrapped sampler."""
+    """Wraps a sampler and records its draws. In all else, it behaves like the wrapped sampler."""
 
     def __init__(self, sampler: Any, batched: bool) -> None:
         super().__init__(sampler)

@@ -57,11 +57,11 @@ def share(
     pads: bool = False,
     draws: bool | None = None,
 ) -> DataLoader[Any] | None:
-    """Return a copy of ``loader`` that yields this rank's part of each global batch; ``None`` if the loader is not
+    """Return a copy of ``loader`` that yields this rank's part of each global batch, or ``None`` if the loader is not
     split.
 
-    The function does not split a loader that is no DataLoader, has an iterable-style dataset or a DistributedSampler,
-    or was returned by this function.
+    Only a DataLoader over a map-style dataset is split. A loader with a DistributedSampler is not split, and neither is
+    a result of this function.
 
     Args:
         loader: the user's loader, which does not change.
@@ -72,9 +72,9 @@ def share(
             part.
         pads: whether to repeat the first samples of the order, so that all ranks get equally many samples
             (``drivetrain.parity``).
-        draws: whether this process is rank 0 of the job, whose random state determines the order; ``None``: true if
-            ``rank`` is 0. Processes that share one model get the same part, so several processes may have the ``rank``
-            0.
+        draws: whether this process is rank 0 of the job, whose random state determines the order. The default is true
+            if ``rank`` is 0. Several processes may have the ``rank`` 0, because processes that share one model get the
+            same part.
 
     Raises:
         ConfigurationError: the loader's sampler has no length, or ``splits`` is true and the loader has no batch
@@ -112,7 +112,7 @@ def samples_in(loader: Any, batches: int) -> int | None:
 
     Args:
         loader: the loader of one rank. If the loader is a result of :func:`share`, the samples of all ranks are
-            counted; otherwise, only this rank's samples are counted.
+            counted. Otherwise, only this rank's samples are counted.
         batches: the number of batches on this rank.
 
     Returns:
@@ -134,10 +134,10 @@ def samples_in(loader: Any, batches: int) -> int | None:
 def order_of(loader: Any) -> dict[str, Any] | None:
     """Return a description of the order in which a loader draws its samples, for comparison with another loader.
 
-    Returns: ``None`` unless the loader is a DataLoader over a map-style dataset; else a dictionary. ``sampler``: the
-    name of the sampler's class. ``samples``: the number of samples that the sampler draws, or ``None``. ``dataset``:
-    the length of the dataset, or ``None``. ``options``: the sampler's attributes that determine the order.
-    ``own_batches``: whether a user's batch sampler makes the batches, so that positions count batches.
+    Returns: A dictionary for a DataLoader over a map-style dataset, otherwise ``None``. ``sampler``: the name of the
+    sampler's class. ``samples``: the number of samples that the sampler draws, or ``None``. ``dataset``: the length of
+    the dataset, or ``None``. ``options``: the sampler's attributes that determine the order. ``own_batches``: whether a
+    user's batch sampler makes the batches, so that positions count batches.
     """
     if not (place := drawn_by(loader)):
         return None
@@ -234,7 +234,7 @@ class RankBatches(SamplerProxy):
             yield start, (start := min(stop, total))
 
     def uneven_from(self) -> float:
-        """Return the index of the first global batch whose parts may have unequal sizes; ``inf`` if there is no such
+        """Return the index of the first global batch whose parts may have unequal sizes, or ``inf`` if there is no such
         batch.
         """
         if self._size % self.world_size:
@@ -294,7 +294,7 @@ def _alike(state: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 class SlicedBatches(RankBatches):
-    """This rank's slices of global batches; the samples come from a sampler of single samples.
+    """This rank's slices of global batches. The samples come from a sampler of single samples.
 
     Args:
         order: a sampler of single samples, with a length.

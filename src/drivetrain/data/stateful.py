@@ -60,8 +60,8 @@ def between_passes(loader: Any, state: Any, begun: bool, whole: bool) -> Iterato
         begun: whether the saved pass had yielded a batch or had ended.
         whole: as in :func:`rest_of_pass`.
 
-    Returns: If a limit or the user had ended the pass early: its remaining batches, which the caller must pass to
-    :func:`leave` before the next pass. Else: ``None``.
+    Returns: The remaining batches, if a limit or the user had ended the pass early. The caller must pass them to
+    :func:`leave` before the next pass. Otherwise ``None``.
     """
     if not begun or hasattr(loader, "__next__"):  # a loader that is its own iterator continues at its position
         loader.load_state_dict(copy.deepcopy(state))

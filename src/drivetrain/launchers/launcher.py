@@ -182,7 +182,7 @@ class LaunchError(DrivetrainError):
 
     Attributes:
         rank: global rank of the process that failed first.
-        exit_code: the exit code of that process; ``-n`` means signal n.
+        exit_code: the exit code of that process. ``-n`` means that signal n ended it.
     """
 
     def __init__(self, message: str, rank: int, exit_code: int) -> None:

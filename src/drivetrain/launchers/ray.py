@@ -61,18 +61,18 @@ class RayLauncher(Launcher):
     are sent automatically.
 
     Every machine runs ``num_processes`` actors. The ranks on a machine are consecutive. If this machine runs actors, it
-    has the first ranks. Each actor gets a copy of every tensor, and this process's random state, torch settings,
-    working directory, command line and ``sys.path`` (after the usual entries). Each actor gets the environment
-    variables with its rank. An actor on this machine also gets this process's other environment variables. An actor on
-    another machine only gets the variables that are not set on the actor's machine. Each actor has ``OMP_NUM_THREADS``
-    threads. If ``OMP_NUM_THREADS`` is not set, an actor has one thread for each processor that Ray has reserved for the
-    actor. In a cluster that this launcher has started, the number of threads is instead the number of processors
-    divided by ``num_processes``.
+    has the first ranks. Each actor gets a copy of every tensor. It also gets this process's random state, torch
+    settings, working directory and command line. This process's ``sys.path`` is appended to the actor's. Each actor
+    gets the environment variables with its rank. An actor on this machine also gets this process's other environment
+    variables. An actor on another machine only gets the variables that are not set on the actor's machine. Each actor
+    has ``OMP_NUM_THREADS`` threads. If ``OMP_NUM_THREADS`` is not set, an actor has one thread for each processor that
+    Ray has reserved for the actor. In a cluster that this launcher has started, the number of threads is instead the
+    number of processors divided by ``num_processes``.
 
     By default, Ray hides from an actor the devices that Ray has reserved for other actors. With this launcher, each
-    actor sees the devices of all actors on its machine, in the order of ``LOCAL_RANK``, because libraries use
-    ``LOCAL_RANK`` as the index of a device. The Trainer counts the devices of this machine, so this machine needs as
-    many devices as every other machine.
+    actor sees the devices of all actors on its machine, in the order of ``LOCAL_RANK``. Libraries use ``LOCAL_RANK`` as
+    the index of a device. The Trainer counts the devices of this machine, so this machine needs as many devices as
+    every other machine.
 
     Rank 0 writes the files on its machine, so the machines should share the folder ``default_root_dir``. SIGTERM and
     Ctrl-C can be sent to this process or to any actor. This process forwards the signal to all actors, so that a fit

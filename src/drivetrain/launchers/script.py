@@ -39,8 +39,8 @@ class ScriptLauncher(Launcher):
     code before the call of ``fit`` runs in each process.
 
     The processes get the current environment variables and the variables of a rank. The processes also get the command
-    line and the working directory with which this program was started, even if the script has changed ``sys.argv`` or
-    the working directory.
+    line and the working directory with which this program was started. A later change of ``sys.argv`` or of the working
+    directory has no effect.
 
     Args:
         environment: provides the machine's node rank, and the main address and port.
@@ -67,8 +67,9 @@ class ScriptLauncher(Launcher):
 
         Raises:
             ConfigurationError: there is no command that runs this program again.
-            SystemExit: always. The exit code is 128 + n if this process got the signal n, 0 if all processes succeeded,
-                and 1 if the processes hang. In all other cases, the exit code is that of the process that failed first.
+            SystemExit: always. The exit code is 0 if all processes succeeded, and 1 if the processes hang. If this
+                process got the signal n, the exit code is 128 + n. In all other cases, it is the exit code of the
+                process that failed first.
         """
         command = command_again()
         variables = variables_of(self.environment, self.num_processes, self.num_nodes)

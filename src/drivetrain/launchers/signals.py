@@ -121,7 +121,7 @@ def forwarding(send: Callable[[int], None], stop_timeout_s: float) -> Iterator[S
     the main thread the context has no effect.
 
     Args:
-        send: sends a signal to all ranks; called in a signal handler.
+        send: sends a signal to all ranks. It is called in a signal handler.
         stop_timeout_s: the seconds in which the ranks must end.
     """
     sent, before = Sent(), dict[int, Any]()

@@ -150,7 +150,7 @@ class Answer:
     Attributes:
         pid: the rank's process id, or 0 if the rank has not begun or runs in another container.
         process: what the operating system knows about the rank's process.
-        stacks: the stacks of the rank's threads; the stack of the main thread is the last. "" if the rank has not
+        stacks: the stacks of the rank's threads, with the main thread's stack as the last. "" if the rank has not
             answered.
         trace: the trace of the rank's collectives, or ``None`` if the rank has not answered.
     """

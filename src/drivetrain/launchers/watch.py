@@ -1,13 +1,13 @@
 """Detect that the ranks of a machine make no progress. Report which ranks wait and which are missing, and in some cases
 end the job.
 
-[Note: when a job that hangs is ended] A job without progress is always reported. A job is ended only in two cases, in
-which the job can never continue. First, a rank has waited in a collective for the complete timeout, and no rank that is
-missing there can arrive. A rank cannot arrive if it is dead, if it has been stopped for a while, or if it waits in
-another collective for ranks that cannot arrive. Second, a rank waits at the end of a set-up phase, where all ranks
-meet, and another rank of this machine is dead or has been stopped for a while. A rank that does something else may
-still arrive, because it may compile, save, prepare data, or be in a debugger. Detection needs Linux, and torch's Flight
-Recorder must record the collectives.
+[Note: when a job that hangs is ended]
+A job without progress is always reported. A job is ended only in two cases, in which the job can never continue. First,
+a rank has waited in a collective for the complete timeout, and no rank that is missing there can arrive. A rank cannot
+arrive if it is dead, if it has been stopped for a while, or if it waits in another collective for ranks that cannot
+arrive. Second, another rank of this machine is dead or has been stopped for a while, and a rank waits for it at the end
+of a set-up phase. A rank that does something else may still arrive, because it may compile, save, prepare data, or be
+in a debugger. Detection needs Linux, and torch's Flight Recorder must record the collectives.
 
 A process that is not a rank reads shared memory and /proc about once a second. This process sends requests to the ranks
 only after the timeout. This file is imported without torch.
@@ -210,8 +210,8 @@ def text_of(seen: Mapping[int, Seen]) -> str:
 
 
 def describe(seen: Mapping[int, Seen]) -> list[str]:
-    """Return a line for each rank: in which collective the rank waits and which ranks are missing there, or what the
-    rank does instead.
+    """Return a line for each rank. If the rank waits in a collective, the line names the collective and the missing
+    ranks. Otherwise, the line tells what the rank does.
     """
     absent = missing(seen)
     lacks = {other for others in absent.values() for other in others}

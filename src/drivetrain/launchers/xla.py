@@ -43,8 +43,8 @@ class XLALauncher(Launcher):
     the replica.
 
     Raises:
-        ConfigurationError: torch_xla's runtime has started in this process and owns the devices, or torch has used
-            threads in this process, and forked processes lack these threads.
+        ConfigurationError: torch_xla's runtime has started in this process, and owns the devices. Or torch has used
+            threads in this process, which forked processes lack.
         LaunchError: a replica failed.
     """
 
@@ -113,8 +113,8 @@ def _refuse_threads(count: int) -> None:
 
 @contextmanager
 def _kills_the_others(folder: Path) -> Iterator[None]:
-    """Context in which the other replicas are killed soon after a replica has failed, because the other replicas would
-    wait for the failed replica.
+    """Context in which all replicas are killed soon after one replica has failed. The others would wait for the failed
+    replica.
     """
     done = threading.Event()
 

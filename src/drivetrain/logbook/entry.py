@@ -120,17 +120,17 @@ class Entry:
         self._book = book
         self._pending: list[Tensor] = []
         self._pending_weight: float = 1
-        # the name of the checkpoint that the entry comes from; None after a new call of self.log
+        # the name of the checkpoint that the entry comes from, until self.log is called again
         self.source: str | None = None
         self._restored = False  # whether pending values come from a checkpoint, and are in host memory
         self._total: Value | None = None
         self._weight: float = 0
         self._last_weight: float = 1
-        self.metric: Any = None  # the metric object logged under this name; None for numbers
+        self.metric: Any = None  # the metric object logged under this name, or None if numbers are logged
         self._is_without_value = False  # whether the metric object's last compute() returned None
         # whether the values of the ranks are reduced to one value
         self.shared = options.sync_dist and book.reduce is not None
-        self.agreed: Value | None = None  # the epoch's value after the exchange between ranks; None before
+        self.agreed: Value | None = None  # the epoch's value after the exchange between ranks
         # whether values need no copy, because the epoch's first value was a new result of an operation
         self._borrows = False
         self._lent: Value | None = None  # the last value from :meth:`lend`
@@ -218,7 +218,7 @@ class Entry:
         """Record ``metric``, which was not logged yet in this epoch.
 
         Raises:
-            LoggingError: the metric is also logged in another stage; or only step values are logged, but the metric has
+            LoggingError: the metric is also logged in another stage. Or only step values are logged, and the metric has
                 no step value.
         """
         self._book.check_metric(self, metric)
@@ -278,7 +278,7 @@ class Entry:
             self._total = pick(torch.as_tensor(self._total), torch.as_tensor(value))
 
     def epoch_value(self) -> Value | None:
-        """Return the reduction of all values since the last :meth:`reset`; ``None`` without values."""
+        """Return the reduction of all values since the last :meth:`reset`, or ``None`` if there are no values."""
         if self.agreed is not None or self._is_without_value:
             return self.agreed
         if self.metric is not None:

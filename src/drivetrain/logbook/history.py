@@ -2,8 +2,8 @@
 
 [Note: what the history costs]
 A value needs 24 bytes, for the value, the step and the epoch. Without a logger, values stay on the device until the
-program reads the history, or until there are ``_UNREAD`` new rows. A training step does no work for the history: only a
-flush of the logbook (a transfer of values from the device) adds a row.
+program reads the history, or until there are ``_UNREAD`` new rows. A training step does no work for the history. Only a
+flush of the logbook, which transfers values from the device, adds a row.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Column(list[float]):
 
 
 class History(Mapping[str, Column]):
-    """The values that loggers get, by name; ``history["val_loss"]`` is a :class:`Column`.
+    """The values that loggers get, by name. For example, ``history["val_loss"]`` is a :class:`Column`.
 
     When a name has 100,000 values, the history drops every second value.
 
@@ -177,7 +177,7 @@ def figure_of(history: History, names: Sequence[str] = ()) -> Any:
 
     Args:
         history: the values.
-        names: names of values or panels to show; if empty, all are shown.
+        names: names of values or panels to show. If ``names`` is empty, all are shown.
 
     Raises:
         MissingPackageError: the package matplotlib is not installed.
