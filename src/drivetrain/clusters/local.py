@@ -1,4 +1,4 @@
-"""Ranks without a cluster, on one machine, or on several machines on which the user starts the program by hand."""
+"""Ranks without a cluster. The user starts the program on one machine, or by hand on each of several machines."""
 
 from __future__ import annotations
 

@@ -371,7 +371,7 @@ def drawn_order(sampler: Any) -> Order:
     count = len(sampler.data_source)
     if type(sampler) is SequentialSampler:
         return range(count)
-    # RandomSampler draws its seed in this way, too
+    # RandomSampler draws its seed with the same calls
     own = sampler.generator or torch.Generator().manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
     return _permutation(count, own)
 

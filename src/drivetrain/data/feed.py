@@ -1,4 +1,4 @@
-"""Yield a loader's batches on the device, each with a flag: whether the batch is the last."""
+"""Yield a loader's batches on the device. Each batch has a flag, which is true for the last batch."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def feed(
             if move is None:
                 break
         batch = moved = None  # free the first batch before the next is processed
-    yield from zip(source, flags, strict=False)  # no Python function call per batch
+    yield from zip(source, flags, strict=False)  # this needs no Python function call per batch
     if not is_endless and (missing := sum(1 for _ in flags)) > 0:
         loader = _behind(batches)
         promise, cure = "was limited to", "Limit it to the batches that it has."
@@ -166,9 +166,9 @@ def _behind(batches: Any) -> Any:
 def _ask_for_end(batches: Any, items: Iterator[Any], num_batches: float) -> None:
     """Exhaust ``items`` after the last batch, unless a limit has ended the pass early.
 
-    A loader that is its own iterator is not exhausted, because the request would take the first batch of the loader's
-    next pass. If ``early_iterators`` of :mod:`drivetrain.parity` is on, a DataLoader without workers is not exhausted,
-    either.
+    A loader that is its own iterator is not exhausted, because another ``next`` would take the first batch of the
+    loader's next pass. If ``early_iterators`` of :mod:`drivetrain.parity` is on, a DataLoader without workers is not
+    exhausted, either.
     """
     loader = _behind(batches)
     as_then = parity.current().early_iterators and isinstance(loader, DataLoader) and loader.num_workers == 0
@@ -192,8 +192,8 @@ def _ask_for_end(batches: Any, items: Iterator[Any], num_batches: float) -> None
 
 
 def gives_up(loader: Any, num_batches: float) -> bool:
-    """Whether a pass of ``num_batches`` ends before the end of ``loader``, and the next pass starts again at the
-    loader's first batch.
+    """Whether a pass of ``num_batches`` batches ends before the loader does, and the next pass begins with the loader's
+    first batch.
 
     The result is false for a loader that is its own iterator, because its next pass continues after the previous pass.
     """
@@ -205,7 +205,7 @@ def position_after_end(passes: Passes, before: dict[str, Any]) -> dict[str, Any]
     resumed.
 
     If a stateful loader has yielded no batch since the resume, the loader may have no state yet. The result then
-    contains the loader's state in ``before``.
+    contains the loader's state from ``before``.
     """
     ended = [part["ended"] for part in before.get("parts", [before])]
     if any(ended) if getattr(passes.loader, "mode", None) == "min_size" else all(ended):
@@ -255,7 +255,7 @@ def _ahead(
             position = passes.position()
             if passes.fetches_here:
                 position["rng"] = rng_state()
-            passes.flight = position  # checkpoints contain the position before the batch ahead
+            passes.flight = position  # a checkpoint contains the position before the batch that is fetched ahead
         for batch in source:
             following = batch if move is None else move(batch)
             break

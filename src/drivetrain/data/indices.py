@@ -92,7 +92,7 @@ class _Recorder(SamplerProxy):
         for indices in draws:
             if self._batched and isinstance(indices, Iterator):
                 indices = list(indices)  # an iterator can be read only once
-            several = self._batched or isinstance(indices, list)  # one index may be a tuple
+            several = self._batched or isinstance(indices, list)  # a tuple may be one index
             self.drawn.append([_plain(index) for index in (indices if several else [indices])])
             yield indices
 

@@ -2,11 +2,11 @@
 a pass.
 
 [Note: how a pass is resumed]
-A loader with ``state_dict`` and ``load_state_dict`` saves its position itself. A torch DataLoader over a map-style
-dataset starts in the random state from the start of the interrupted pass. Its sampler therefore draws the same order.
-The sampler skips the indices of finished batches, so that these batches are not fetched. Any other loader is iterated
-again from its start, and finished batches are discarded. The remaining batches are then correct if batches depend only
-on random numbers that the loader itself draws.
+A loader with ``state_dict`` and ``load_state_dict`` saves its position itself. For a torch DataLoader over a map-style
+dataset, the random state from the start of the interrupted pass is restored first. The sampler then draws the same
+order. The sampler skips the indices of finished batches, so that these batches are not fetched. Any other loader is
+iterated again from its start, and finished batches are discarded. The remaining batches are then correct if batches
+depend only on random numbers that the loader itself draws.
 """
 
 from __future__ import annotations

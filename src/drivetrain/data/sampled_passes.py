@@ -63,7 +63,7 @@ class SampledPasses(Passes):
             self._seeds = _Seeds(source.worker_init_fn)
             changes |= {"collate_fn": _Carrying(source.collate_fn), "worker_init_fn": self._seeds}
         self._source = replaced(source, **changes)
-        # worker -> its random states after its second to last batch and after its last batch
+        # for each worker, its random states after its last two batches
         self._states: dict[int, tuple[Any, Any]] = {}
         self._running: Iterator[Any] | None = None  # the iterator of this pass
         self._begun_at = 0.0  # when the iterator was created
@@ -88,7 +88,7 @@ class SampledPasses(Passes):
             except StopIteration:
                 break
             except Exception:
-                pass  # an error in a batch that is not used
+                pass  # the batch is not used, so its error does not matter
             self._given += 1
         self._draws.over = False
 

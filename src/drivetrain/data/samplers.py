@@ -100,7 +100,7 @@ def share(
             f"split_batches splits batches of a known size, and this loader's come from {type(drawn).__name__}. "
             "Give the DataLoader a batch_size, or leave split_batches out."
         )
-    else:  # a user's batch sampler, or the sampler of single indices of a loader with batch_size=None
+    else:  # a user's batch sampler, or, with batch_size=None, a sampler of single indices
         batches = DealtBatches(drawn, rank, world_size, agree)
     if draws is not None:
         batches.draws = draws
@@ -116,8 +116,8 @@ def samples_in(loader: Any, batches: int) -> int | None:
         batches: the number of batches on this rank.
 
     Returns:
-        The number of samples. For a user's batch sampler: the number of batches. For loaders without a sampler:
-        ``None``.
+        The number of samples, or of batches if the user has passed a batch sampler. It is ``None`` for loaders without
+        a sampler.
     """
     if not (place := drawn_by(loader)):
         return None
@@ -177,7 +177,7 @@ class RankBatches(SamplerProxy):
         rank, world_size, agree: as for :func:`share`.
     """
 
-    _spare = slice(0, 1)  # the part of the first global batch for a rank that has no sample in it; its factor is 0
+    _spare = slice(0, 1)  # a rank without a sample in the first global batch gets this part of it, with the factor 0
 
     def __init__(self, order: Any, size: int, rank: int, world_size: int, agree: Agree) -> None:
         super().__init__(order)
@@ -185,8 +185,8 @@ class RankBatches(SamplerProxy):
         self.draws = rank == 0
         """Whether this process draws the order with its own random state."""
         self.divided_from = 0
-        """The number of items of the order that an interrupted run has processed in global batches of another size. The
-        resumed pass begins after these items, which count as at least one batch.
+        """The number of samples or complete batches that an interrupted run has already processed, if its global
+        batches had another size. The resumed pass begins after these items, which count as at least one batch.
         """
         self._drop_last = self._pads = False
 
@@ -217,7 +217,7 @@ class RankBatches(SamplerProxy):
         return len(self._sampler)
 
     def batches_before(self) -> int:
-        """Return the number of batches for which the items before :attr:`divided_from` count."""
+        """Return the number of batches in the first :attr:`divided_from` items, which count as at least one batch."""
         return max(self.divided_from // self._size, 1) if self.divided_from else 0
 
     def items_in(self, batches: int) -> int:

@@ -153,7 +153,8 @@ def _become(variables: Mapping[str, str], threads: str | None, origin: Origin) -
     sys.argv[:] = origin.argv
     sys.path.extend(entry for entry in origin.path if entry not in sys.path)
     state.apply({**variables, **({} if threads is None else {"OMP_NUM_THREADS": threads})})
-    if threads is not None and threads.isdigit():  # torch has already read OMP_NUM_THREADS
+    # torch has already read OMP_NUM_THREADS, and does not see the new value
+    if threads is not None and threads.isdigit():
         torch.set_num_threads(int(threads))
 
 
@@ -175,6 +176,6 @@ def _ended(error: BaseException) -> Ended:
         return Ended(Failure(time.monotonic(), summary, "Return in place of calling sys.exit()."), code)
     failure = child.failure_of(error)
     with suppress(Exception):  # an exception that cannot be pickled is reported as text only
-        # cloudpickle, because the program's file may define the exception's class
+        # pickle cannot pickle an exception if the program's file defines its class
         failure = replace(failure, exception=cloudpickle.dumps(error))
     return Ended(failure)

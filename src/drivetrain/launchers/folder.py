@@ -60,9 +60,9 @@ def job_folder() -> Iterator[Path]:
 def hold(folder: Path) -> int | None:
     """Lock ``folder`` until this process and its forks have ended. Return the file descriptor that holds the lock.
 
-    The lock shows :func:`sweep` that the job still runs. Process ids could not show whether the job still runs, because
-    every container counts its own processes. Some programs that clean temporary folders, such as systemd-tmpfiles,
-    respect the lock, too.
+    The lock shows :func:`sweep` that the job still runs. Process ids would not show this, because each container
+    numbers its own processes. Some programs that clean temporary folders, such as systemd-tmpfiles, respect the lock,
+    too.
     """
     if sys.platform == "win32":
         return None

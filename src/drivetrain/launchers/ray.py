@@ -133,7 +133,7 @@ class RayLauncher(Launcher):
                 threads = os.environ.get("OMP_NUM_THREADS", str(threads_each(self.num_processes)) if ours else None)
                 origin, sent = _origin(here), ray.put(call)
                 with job_folder() as folder:
-                    own = sum(seat.node == here for seat in seats)  # the actors on this machine are the first ranks
+                    own = sum(seat.node == here for seat in seats)  # the first ``own`` ranks are on this machine
                     board = Board(folder, range(own), len(seats)) if own else None
                     variables = variables_for(seats, here, folder)
                     running = {
@@ -158,7 +158,7 @@ class RayLauncher(Launcher):
         options: dict[str, Any] = {"logging_level": logging.WARNING}
         if address == _HERE:
             needed = math.ceil(self.resources.get("CPU", 0) * self.num_processes)
-            options["num_cpus"] = max(needed, os.cpu_count() or 1)  # max(): there may be more actors than processors
+            options["num_cpus"] = max(needed, os.cpu_count() or 1)  # there may be more actors than processors
             options["object_store_memory"] = max(_STORE_BYTES, 2 * payload)
             options["include_dashboard"] = False
         with _handler_kept(signal.SIGTERM), ExitStack() as stack:
@@ -398,5 +398,5 @@ def _handler_kept(number: signal.Signals, without_rays: bool = False) -> Iterato
     before = signal.getsignal(number)
     is_rays = str(getattr(before, "__module__", "")).partition(".")[0] == "ray"
     inside = signal.SIG_DFL if without_rays and is_rays else before
-    with handled({} if before is None else {number: inside}):  # None: a handler that Python cannot restore
+    with handled({} if before is None else {number: inside}):  # None if Python cannot restore the handler
         yield

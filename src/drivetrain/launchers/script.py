@@ -73,7 +73,7 @@ class ScriptLauncher(Launcher):
         """
         command = command_again()
         variables = variables_of(self.environment, self.num_processes, self.num_nodes)
-        if sys.stdout is not None:  # None: the program has no standard output
+        if sys.stdout is not None:  # None if the program has no standard output
             sys.stdout.flush()
         processes: list[subprocess.Popen[bytes]] = []
         early: list[int] = []  # signals that arrived before all processes had started
@@ -262,7 +262,7 @@ def _directory() -> str:
     path, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
     if path is None:
         return STARTED_IN
-    if spec is not None:  # python -m: sys.path[0] is the working directory
+    if spec is not None:  # with python -m, sys.path[0] is the working directory
         root = str(Path(path).parents[spec.name.count(".")])
         return root if root == sys.path[0] else STARTED_IN
     # Python makes the script's path in __main__ absolute when the program starts

@@ -93,8 +93,8 @@ def without_interrupts() -> Iterator[None]:
     other threads than the main thread the context has no effect.
     """
     before = signal.getsignal(signal.SIGINT)
-    # None: other code than Python's has set the handler, so Python could not restore the handler. SIG_IGN: spawned
-    # processes inherit it.
+    # None means that other code than Python's has set the handler, which Python could not restore. SIG_IGN must stay,
+    # because spawned processes inherit it.
     if threading.current_thread() is not threading.main_thread() or before in (None, signal.SIG_IGN):
         yield
         return

@@ -273,7 +273,7 @@ def _write(board: Board, local_rank: int, name: str) -> bool:
     with contextlib.suppress(OSError):  # OSError: the process has ended, or belongs to another user
         end = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
         with open(end, "wb", buffering=0) as pipe:
-            return pipe.write(f"{name}\n".encode()) is not None  # None: the pipe is full
+            return pipe.write(f"{name}\n".encode()) is not None  # None if the pipe is full
     return False
 
 

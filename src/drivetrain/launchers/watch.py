@@ -100,13 +100,13 @@ class Watch:
         progress = tuple(tuple(each[word] for word in (PHASE, BATCHES, STEP, SAVING, STALL)) for each in words)
         if progress != self._progress:
             self._progress, self._since, self._said = progress, now, False
-            # earlier, no rank can have waited in a collective for the whole timeout
+            # before this time, no rank can have waited in a collective for the whole timeout
             self._stopped, self._cpu, self._asks_at = {}, {}, now + stall_s + look_s
             return ""
         self._look_at_processes(now, now - self._since >= stall_s / 2)
         if now < self._asks_at:
             return ""
-        runs = any(each[SHOWN] for each in words)  # False: a program with an Engine, whose ranks show no progress
+        runs = any(each[SHOWN] for each in words)  # False for a program with an Engine, whose ranks show no progress
         self._asks_at = now + min(_AGAIN_S if runs else _ENGINE_S, stall_s)
         return self._judge(now, stall_s, runs)
 

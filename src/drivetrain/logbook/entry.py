@@ -189,7 +189,7 @@ class Entry:
         """Store a value without a copy. A graph of the device replays the step, so the next replay overwrites the
         value.
         """
-        # a new object: the logbook compares identities to detect a new value
+        # a new tensor object, because the logbook compares identities to detect a new value
         self.last = self._lent = value.detach()
         self.fresh = True
 

@@ -219,7 +219,7 @@ def figure_of(history: History, names: Sequence[str] = ()) -> Any:
 
 
 def _panel(name: str) -> str:
-    """Return the name without the stage and without "_step" or "_epoch": "loss" for "train_loss", "val/loss" and
-    "loss_epoch".
+    """Return the name without the stage, "_step" and "_epoch". For example, "train_loss", "val/loss" and "loss_epoch"
+    become "loss".
     """
     return re.sub(r"^(train|training|val|valid|validation|test)[_/.-](?=.)|_(step|epoch)$", "", name)

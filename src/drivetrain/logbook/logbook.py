@@ -154,7 +154,7 @@ class Logbook:
 
     def begin(self, group: str) -> None:
         """Set the running group: "train", "validate", "test" or "predict"."""
-        if self.group == "train" and group != "train":  # the values of the evaluation must count as newer
+        if self.group == "train" and group != "train":  # older training values must not replace the evaluation's
             self.refresh()
             self._held = {entry: self._newest(entry) for entry in self._entries("train") if entry.on_step}
         self.group, self.epoch_done, self.copies = group, False, True
