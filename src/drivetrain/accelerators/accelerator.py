@@ -34,8 +34,8 @@ class Accelerator(ABC):
     """
 
     contract_version: ClassVar[int] = 1
-    """The version of this contract. A subclass can set the version for which the subclass was written. With any version
-    other than the current version, the class statement raises an error.
+    """The version of this contract. A subclass can set the version that it was written for. With any version other than
+    the current version, the class statement raises an error.
     """
 
     # ---- required ------------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ class GraphRecorder:
 
     @contextmanager
     def beside(self, waits: list[str] | None = None) -> Iterator[None]:
-        """Context in which operations run on the stream on which graphs are recorded.
+        """Context that runs operations on the stream for recording graphs.
 
         A synchronization with the device cannot be recorded. On backends that warn of synchronizations, the file and
         line of each synchronization are added to ``waits``.

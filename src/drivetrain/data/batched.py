@@ -67,7 +67,7 @@ Order = Tensor | range
 
 
 def start_pass(loader: Any, pins: bool = False) -> Iterator[Any]:
-    """Start a pass over any loader, as ``iter(loader)`` does, but fetch each batch as a whole if that is possible.
+    """Start a pass over any loader, like ``iter(loader)``. If possible, fetch each batch as a whole.
 
     If the pass starts persistent workers, ``loader`` keeps them, as after ``iter(loader)``.
 

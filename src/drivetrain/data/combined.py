@@ -218,8 +218,8 @@ class CombinedLoader:
     def _starts(self) -> Starts:
         return [partial(_start, loader, limit) for loader, limit in self._limited()]
 
-    # The following methods keep no iterator in a local variable. The end of the for statement, also after an exception,
-    # therefore frees the iterators.
+    # The following methods keep no iterator in a local variable. The iterators are therefore freed when the for
+    # statement ends, also after an exception.
 
     def _one_by_one(self) -> Generator[tuple[Any, int, int], None, None]:
         for dataloader_idx, start in enumerate(self._starts()):
@@ -358,7 +358,7 @@ def _has(loader: Any, method: str) -> bool:
 
 
 class BatchList:
-    """Marks a list of batches as one loader in a tree, in which a plain list means several loaders."""
+    """Marks a list of batches as one loader, because a plain list in a tree means several loaders."""
 
     def __init__(self, batches: Sequence[Any]) -> None:
         self.batches = batches

@@ -167,7 +167,7 @@ def _ask_for_end(batches: Any, items: Iterator[Any], num_batches: float) -> None
     """Exhaust ``items`` after the last batch, unless a limit has ended the pass early.
 
     A loader that is its own iterator is not exhausted, because another ``next`` would take the first batch of the
-    loader's next pass. If ``early_iterators`` of :mod:`drivetrain.parity` is on, a DataLoader without workers is not
+    loader's next pass. With ``early_iterators`` of :mod:`drivetrain.parity`, a DataLoader without workers is not
     exhausted, either.
     """
     loader = _behind(batches)

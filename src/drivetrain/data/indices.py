@@ -18,11 +18,11 @@ class RecordedIndices:
     """Yields a loader's batches, and records the dataset indices of each batch's samples.
 
     Workers fetch ahead, so the sampler draws indices long before their batch arrives. This class records each draw, and
-    returns the records in the order of the draws. Batches must therefore arrive in that order. This class therefore
-    iterates a copy of the loader with ``in_order=True``.
+    returns the records in the order of the draws. It iterates a copy of the loader with ``in_order=True``, so that
+    batches arrive in this order, too.
 
-    The user's loader does not change. The copy shares the dataset, samplers and generator. If ``persistent_workers`` is
-    set, the copy has its own workers, which stop when this object is freed.
+    The user's loader does not change. The copy has the loader's dataset, samplers and generator. If
+    ``persistent_workers`` is set, the copy has its own workers, which stop when this object is freed.
 
     Only one pass at a time is possible. Subclasses of DataLoader whose ``__iter__`` drops or splits batches are not
     supported.

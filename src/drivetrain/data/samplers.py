@@ -60,8 +60,8 @@ def share(
     """Return a copy of ``loader`` that yields this rank's part of each global batch, or ``None`` if the loader is not
     split.
 
-    Only a DataLoader over a map-style dataset is split. A loader with a DistributedSampler is not split, and neither is
-    a result of this function.
+    Only a DataLoader over a map-style dataset is split. Loaders with a DistributedSampler are not split, and results of
+    this function are not split again.
 
     Args:
         loader: the user's loader, which does not change.
@@ -324,7 +324,7 @@ class SlicedBatches(RankBatches):
 
 
 class DealtBatches(RankBatches):
-    """Complete batches of a user's batch sampler, which the ranks get in turn.
+    """Deals complete batches of a user's batch sampler to the ranks, one after another.
 
     Args:
         order: an iterable with a length. Its items are lists of indices, or single indices for a loader with

@@ -54,7 +54,7 @@ class Ending:
 
     Args:
         board: shows the progress of this machine's ranks. ``None`` if their progress is unknown.
-        stop_timeout_s: the seconds in which the ranks must save.
+        stop_timeout_s: the ranks have this many seconds to save.
         echo_s: seconds to wait for further reports after the first report of a failure. The first report may only be
             about a lost connection, and the rank that closed the connection may report later.
         clock: a monotonic clock, in seconds.
@@ -75,8 +75,8 @@ class Ending:
     def turns(
         self, running: Collection[int], failed: Mapping[int, Ended], sent: Sent, send: Callable[[int], None]
     ) -> Iterator[float]:
-        """Yield, again and again, the seconds for which the caller waits until a rank ends. The iterator ends when all
-        ranks have ended, or when the caller must kill the remaining ranks.
+        """Yield, again and again, for how many seconds the caller must wait for the end of a rank. The iterator ends
+        when all ranks have ended, or when the caller must kill the remaining ranks.
 
         After each wait, the caller updates ``running`` and ``failed``.
 

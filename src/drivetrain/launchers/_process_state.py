@@ -29,8 +29,8 @@ _FP32_PRECISION = (
 class ProcessState:
     """The process-wide state that a program can set before the job's processes start.
 
-    For the random generators of a device, only the seed is passed. To read the state of such a generator, this process
-    would have to use the device.
+    For the random generators of a device, only the seed is passed. Reading a device generator's state would initialize
+    the device in this process.
     """
 
     environ: dict[str, str]

@@ -39,7 +39,7 @@ FOLDER = "drivetrain-"
 """The first characters of the name of a board's folder."""
 
 SAVE_BEGINS_S = 5.0
-"""The seconds in which a rank must begin a save after another rank has failed."""
+"""After another rank has failed, a rank has this many seconds to begin a save."""
 
 _RUN = "run"
 _WORDS = 16

@@ -213,8 +213,8 @@ def run(place: Place, state: Sealed[ProcessState], call: Sealed[Call]) -> None:
     try:
         allow_interrupts()
         state.open().apply(place.variables)
-        # Called even if the number does not change. In a forked process, the first call creates torch's thread pool
-        # anew. If another thread needed the pool during this call, torch would abort the process.
+        # Called even if the number does not change. In a forked process, the first call creates a new thread pool of
+        # torch. If another thread needed the pool during this call, torch would abort the process.
         torch.set_num_threads(place.threads or torch.get_num_threads())
         function, args, kwargs = call.open()
         own_parameters()

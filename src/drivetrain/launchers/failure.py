@@ -64,7 +64,7 @@ def read_failure(folder: Path, local_rank: int) -> Failure | None:
 
 
 def first_of(failures: Mapping[int, Failure]) -> int:
-    """Return the rank that failed first. Failures that another rank's failure has caused are ignored, unless there are
-    no other failures.
+    """Return the rank that failed first. Ignore failures that another rank's failure has caused. If there are no
+    others, consider them all.
     """
     return min(failures, key=lambda rank: (failures[rank].follows, failures[rank].when))

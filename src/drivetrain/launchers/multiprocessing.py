@@ -48,8 +48,8 @@ class MultiProcessingLauncher(Launcher):
             __name__ == "__main__":``. "fork" copies this process, also in a notebook. The copy fails if this process
             has already used a device or torch's threads. "forkserver" copies a new Python process, and pickles like
             "spawn".
-        interrupt_grace_s: the seconds in which the processes must end after Ctrl-C if some process has not started yet.
-            After all processes have started, the time is ``stop_timeout_s``.
+        interrupt_grace_s: after Ctrl-C, the processes have this many seconds to end, if some process has not started
+            yet. After all processes have started, they have ``stop_timeout_s`` seconds.
 
     Raises:
         ConfigurationError: the start method is unknown, or the operating system does not support it.

@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-_ENDS_S = 10.0  # the seconds in which a rank with nothing to save must end
+_ENDS_S = 10.0  # a rank that has nothing to save must end after this many seconds
 _POLL_S = 0.1
 _WORKER = "pt_data_worker"  # torch's name for the workers of a DataLoader
 
@@ -57,9 +57,7 @@ def follow(launcher: int) -> None:
 
 @contextmanager
 def may_take(seconds: float) -> Iterator[None]:
-    """Context in which this process may continue for ``seconds`` after the end of its launching process, in order to
-    save.
-    """
+    """Context that gives this process ``seconds`` to save and end, after its launching process has ended."""
     before, _Grace.seconds = _Grace.seconds, seconds
     try:
         yield

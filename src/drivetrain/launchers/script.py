@@ -26,9 +26,9 @@ from drivetrain.launchers.signals import Sent, forwarding, say_who_is_killed, wa
 from drivetrain.launchers.watch import Watch
 
 _POLL_S = 0.1
-_LAST_WORDS_S = 1.0  # seconds in which the other processes must print their errors after a process has failed
+_LAST_WORDS_S = 1.0  # after a process has failed, the others have this many seconds to print their errors
 _HANGS = 10**6  # returned in place of an exit code if the ranks wait for each other forever
-_GRACE_S = 5.0  # seconds in which the remaining processes must end after SIGTERM
+_GRACE_S = 5.0  # after SIGTERM, the remaining processes have this many seconds to end
 
 
 class ScriptLauncher(Launcher):
@@ -156,8 +156,8 @@ def _report(processes: Sequence[subprocess.Popen[bytes]], board: Board, code: in
 def _first_failure(
     processes: Sequence[subprocess.Popen[bytes]], sent: Sent, board: Board, stop_timeout_s: float
 ) -> int:
-    """Wait until all processes have ended. If a process has failed, wait until the other processes had time to print
-    their errors.
+    """Wait until all processes have ended. If a process has failed, give the other processes time to print their
+    errors.
 
     The process that failed first is not always the first to end. While this process prints its traceback, another
     process may end because of a lost connection. If all processes were killed at that moment, the first process's

@@ -18,7 +18,7 @@ from drivetrain.launchers.board import Board, say
 _PASSED_ON = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 _ENDS = frozenset({"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"})
 _CODES = frozenset(code for number in (signal.SIGTERM, signal.SIGINT) for code in (128 + number, -number))
-_AT_ONCE_S = 10.0  # the seconds in which the ranks must end after a second signal
+_AT_ONCE_S = 10.0  # after a second signal, the ranks have this many seconds to end
 
 
 @dataclass
@@ -122,7 +122,7 @@ def forwarding(send: Callable[[int], None], stop_timeout_s: float) -> Iterator[S
 
     Args:
         send: sends a signal to all ranks. It is called in a signal handler.
-        stop_timeout_s: the seconds in which the ranks must end.
+        stop_timeout_s: after a signal, the ranks have this many seconds to end.
     """
     sent, before = Sent(), dict[int, Any]()
 
@@ -158,7 +158,7 @@ def say_who_is_killed(board: Board, running: Mapping[int, int], limit_s: float) 
     Args:
         board: shows the progress of the job's ranks.
         running: processes by local rank.
-        limit_s: the seconds in which the ranks had to end.
+        limit_s: the number of seconds that the ranks had to end.
     """
     for local_rank, pid in running.items():
         say(

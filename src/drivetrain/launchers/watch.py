@@ -2,7 +2,7 @@
 end the job.
 
 [Note: when a job that hangs is ended]
-A job without progress is always reported. A job is ended only in two cases, in which the job can never continue. First,
+A job without progress is always reported. A job is ended only in two cases, because it can then never continue. First,
 a rank has waited in a collective for the complete timeout, and no rank that is missing there can arrive. A rank cannot
 arrive if it is dead, if it has been stopped for a while, or if it waits in another collective for ranks that cannot
 arrive. Second, another rank of this machine is dead or has been stopped for a while, and a rank waits for it at the end
@@ -33,7 +33,7 @@ _ENGINE_S = 60.0  # seconds between two requests for a program with an Engine, w
 
 
 def stopped_timeout_s() -> float:
-    """Return after how many seconds a stopped rank (state T, after SIGSTOP or Ctrl-Z) counts as dead.
+    """Return the number of seconds after which a stopped rank counts as dead. SIGSTOP or Ctrl-Z stops a rank (state T).
 
     The environment variable ``DRIVETRAIN_STOPPED_TIMEOUT_S`` overrides the default.
     """

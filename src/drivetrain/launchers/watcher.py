@@ -1,8 +1,8 @@
 """The process that watches a machine's ranks if torchrun, srun, mpirun or another program has started them.
 
 Local rank 0 starts this process. This process prints a report when a rank fails, and the reports of
-:mod:`drivetrain.launchers.watch`. When all ranks have ended, this process removes the folder in which they have shown
-their progress, and ends. This process does not import torch.
+:mod:`drivetrain.launchers.watch`. When all ranks have ended, this process removes the board's folder, and ends. This
+process does not import torch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from drivetrain.launchers.folder import hold
 from drivetrain.launchers.watch import Watch
 
 _POLL_S = 0.25
-_LAST_WORDS_S = 1.0  # seconds in which the other ranks must write their failures after a rank has failed
+_LAST_WORDS_S = 1.0  # after a rank has failed, the other ranks have this many seconds to write their failures
 _START = "import sys; sys.path.insert(0, {root!r}); from drivetrain.launchers.watcher import main; main({folder!r})"
 
 

@@ -86,7 +86,7 @@ class History(Mapping[str, Column]):
 
     @property
     def columns(self) -> list[str]:
-        """The names, in the order in which they were first logged."""
+        """The names, in the order of their first values."""
         return list(self)
 
     def to_pandas(self) -> Any:
