@@ -5,8 +5,8 @@ sample's index.
 Before each sample, the generators of ``random``, numpy and torch's CPU are seeded. Their seed is a hash of the run's
 seed, the epoch and the sample's index. The numbers therefore do not depend on the worker or rank that fetches the
 sample, or on the samples fetched before. Before ``collate_fn``, the generators are seeded from the indices of the
-batch. After the batch, the generators' earlier states are restored. A training process that fetches samples itself then
-draws the same numbers for dropout as a training process with workers.
+batch. After the batch, the generators' earlier states are restored. Dropout then draws the same numbers in a training
+process with workers as in one without workers.
 
 The sampler runs in the training process, and sends the epoch to the workers along with the indices. Persistent workers
 do not know the epoch, because their copies of objects are from an earlier epoch.

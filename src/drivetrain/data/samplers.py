@@ -137,7 +137,7 @@ def order_of(loader: Any) -> dict[str, Any] | None:
     Returns: A dictionary for a DataLoader over a map-style dataset, otherwise ``None``. ``sampler``: the name of the
     sampler's class. ``samples``: the number of samples that the sampler draws, or ``None``. ``dataset``: the length of
     the dataset, or ``None``. ``options``: the sampler's attributes that determine the order. ``own_batches``: whether a
-    user's batch sampler makes the batches, so that positions count batches.
+    user's batch sampler makes the batches. Positions then count batches instead of samples.
     """
     if not (place := drawn_by(loader)):
         return None
@@ -177,7 +177,7 @@ class RankBatches(SamplerProxy):
         rank, world_size, agree: as for :func:`share`.
     """
 
-    _spare = slice(0, 1)  # a rank without a sample in the first global batch gets this part of it, with the factor 0
+    _spare = slice(0, 1)  # a rank that would get nothing of the first global batch gets this slice, with the factor 0
 
     def __init__(self, order: Any, size: int, rank: int, world_size: int, agree: Agree) -> None:
         super().__init__(order)
@@ -227,7 +227,7 @@ class RankBatches(SamplerProxy):
         return min(there, self._total())
 
     def _bounds(self) -> Iterator[tuple[int, int]]:
-        """For each global batch, yield the positions in the order at which the batch begins and ends."""
+        """Yield where each global batch begins and ends, as positions in the order."""
         first, total, start = self.batches_before(), self._total(), 0
         for number in range(1, len(self) + 1):
             stop = number * self._size if number < first else self.divided_from + (number - first) * self._size

@@ -17,11 +17,11 @@ def is_stateful(loader: Any) -> bool:
 
 
 def samples_of_all_ranks(position: Any) -> int | None:
-    """Return how many samples of the epoch all ranks together have received, or ``None`` if the loader's state does not
-    contain this number.
+    """Return how many samples of the epoch all ranks together have received. Return ``None`` if the loader's state does
+    not contain this number.
 
     The number is the entry ``sample_in_epoch`` of the loader's state, or of the dataset's state inside the loader's
-    state. A loader with such a state can divide the rest of the epoch among any number of ranks.
+    state. If its state has this entry, a loader can divide the rest of the epoch among any number of ranks.
 
     Args:
         position: the position of a pass.
