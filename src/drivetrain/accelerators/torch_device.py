@@ -139,12 +139,11 @@ def check_indices(given: Any, indices: Sequence[int], count: int, owner: str) ->
 
 
 def as_auto(given: Any, accelerator: Accelerator, numbers_of: Callable[[int], list[int]]) -> Any:
-    """Return "auto" if ``given`` asks for all processes that the cluster has started on this machine. In all other
-    cases, return ``given``. Also return ``given`` if process 0 uses device 0, process 1 uses device 1, and so on, up to
-    the last device.
+    """Return "auto" if ``given`` asks for all processes that the cluster has started on this machine, and the cluster
+    does not give each process one device in order. Otherwise, return ``given``.
 
-    ``given`` asks for all processes if it is -1 or the number of these processes. A cluster may assign one device to
-    several processes.
+    ``given`` asks for all processes if it is -1 or their number. "In order" means that process 0 uses device 0, process
+    1 uses device 1, and so on, up to the last device. A cluster may assign one device to several processes.
 
     Args:
         given: ``devices`` as the user has written it.

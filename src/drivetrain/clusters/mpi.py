@@ -14,8 +14,8 @@ from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.clusters.local import free_port
 
 # Variables that contain the number of processes. Open MPI sets the first, MPICH and Intel MPI set the second, and
-# MVAPICH sets the third. If none is set, mpi4py is not imported, because its import can end a process without a
-# launcher.
+# MVAPICH sets the third. If none is set, mpi4py is not imported, because importing it without a launcher can end the
+# process.
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 
 

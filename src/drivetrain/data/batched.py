@@ -5,7 +5,8 @@ The module handles a ``DataLoader`` with torch's default collate over a ``Tensor
 tensors, or a ``Subset`` of these. These classes must be torch's own and unchanged, so that no user code is skipped. A
 batch equals the stacked samples in values, dtype, strides and type. The batches of all other loaders are fetched sample
 by sample, as torch does. A single batch is also fetched sample by sample if its indices are not plain integers, or are
-out of range. The same holds if a tensor of the data set is not dense and contiguous in host memory.
+out of range. Every batch is fetched sample by sample if a tensor of the data set is not dense and contiguous in host
+memory.
 
 If there are no workers, and the device can copy from pinned memory, the batch is fetched directly into pinned memory.
 The host then need not wait while the batch is copied to the device. A separate copy into pinned memory would cost more
@@ -199,7 +200,7 @@ class SeesDataset:
         self._user, self._replacement = user, replacement
 
     def __call__(self, worker_id: int) -> None:
-        # object's method, because the class's own __setattr__ raises
+        # object.__setattr__, because the worker info's own __setattr__ raises an error
         object.__setattr__(get_worker_info(), "dataset", self._replacement.dataset)
         if self._user is not None:
             self._user(worker_id)

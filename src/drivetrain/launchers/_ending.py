@@ -14,7 +14,7 @@ from drivetrain.launchers.launcher import LaunchError
 from drivetrain.launchers.signals import Sent, exception_of, was_asked_to_end
 from drivetrain.launchers.watch import Watch
 
-_POLL_S = 0.5  # seconds between two checks of the deadline, which a signal can change
+_POLL_S = 0.5  # seconds between two checks of the deadline, because a signal may have changed the deadline
 _SAVED_S = 1.0  # seconds for a rank to end after its save
 
 

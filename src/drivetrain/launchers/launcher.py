@@ -66,7 +66,7 @@ class Launcher(ABC):
     """Whether a job with one process runs in this process, without a launch."""
 
     stop_timeout_s: float = 600.0
-    """After a signal, the processes have this many seconds to save and end. ``Trainer(stop_timeout_s=...)`` sets it."""
+    """After a signal, the processes have this many seconds to save and end. See ``Trainer(stop_timeout_s=...)``."""
 
     scheduler: ClassVar[str | None] = None
     """The name of the system that chooses the job's machines and devices, or ``None`` if the user's arguments choose
