@@ -1,4 +1,4 @@
-"""The board: the shared memory and the files through which each rank shows its progress to the process that watches the
+"""The board consists of shared memory and files. Each rank shows there its progress to the process that watches the
 ranks.
 
 The training loops count their steps in integers in shared memory, so a step does no extra work. The files are in a

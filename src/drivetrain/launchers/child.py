@@ -147,7 +147,7 @@ def _key(container: Any, item: Any) -> Any:
 
 
 def _check_main(obj: Any) -> None:
-    """Check that a new Python process can import a class or function of ``__main__``.
+    """Check that a new Python process can import ``obj``, a class or function of ``__main__``.
 
     Raises:
         ConfigurationError: the program is a notebook or an interactive session.

@@ -331,7 +331,7 @@ def count_of(wanted: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) 
 
 
 def resources_for(device: torch.device) -> dict[str, float]:
-    """Return the resources that Ray must reserve for a process with this device, by Ray's names."""
+    """Return the resources that Ray must reserve for a process with this device. The keys are Ray's names."""
     if device == HOST:
         return {"CPU": 1.0}
     name = device.type.upper()

@@ -88,7 +88,9 @@ class XLALauncher(Launcher):
 
 
 def _replica(ordinal: int, folder: str) -> None:
-    """Call the function in a replica. The function is in the memory that the replica has inherited."""
+    """Call the function in a replica. The replica finds the function in the memory that it has inherited from the
+    launching process.
+    """
     local_rank = int(xla_runtime.local_ordinal())
     files.write(Path(folder) / f"{local_rank}.pid", str(os.getpid()).encode())
     variables = {
