@@ -336,7 +336,7 @@ def _several_in_mpis_world(monkeypatch: pytest.MonkeyPatch) -> None:
     from drivetrain.clusters import mpi
 
     monkeypatch.setattr(mpi, "find_spec", lambda name: object())
-    monkeypatch.setattr(mpi, "_world", lambda: SimpleNamespace(Get_size=lambda: 2))
+    monkeypatch.setattr(mpi, "mpi", SimpleNamespace(COMM_WORLD=SimpleNamespace(Get_size=lambda: 2)))
 
 
 ORDER = [

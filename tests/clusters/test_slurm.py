@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from drivetrain.clusters import SLURMEnvironment, detect
-from drivetrain.clusters.slurm import first_node
 from drivetrain.errors import ConfigurationError
 
 TASK = {
@@ -50,7 +49,7 @@ def test_c10_a_task() -> None:
     ],
 )  # fmt: skip
 def test_the_first_node_of_a_list(nodes: str, first: str) -> None:
-    assert first_node(nodes) == first
+    assert SLURMEnvironment.resolve_root_node_address(nodes) == first
 
 
 def test_a_steps_nodes_come_before_the_jobs() -> None:

@@ -224,7 +224,7 @@ THREADS = """
 import torch
 from drivetrain.clusters import LocalEnvironment
 from drivetrain.errors import ConfigurationError
-from drivetrain.launchers import MultiProcessingLauncher, multiprocessing
+from drivetrain.launchers import MultiProcessingLauncher, _fork
 
 def compute():
     return (torch.ones(512, 512) + 1).sum().item()
@@ -232,7 +232,7 @@ def compute():
 launcher = MultiProcessingLauncher(LocalEnvironment(), 2, start_method="fork")
 print(launcher.launch(compute))
 compute()
-multiprocessing._PROBE_S = 2.0
+_fork._PROBE_S = 2.0
 try:
     launcher.launch(compute)
 except ConfigurationError as error:

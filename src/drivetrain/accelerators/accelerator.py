@@ -34,8 +34,8 @@ class Accelerator(ABC):
     """
 
     contract_version: ClassVar[int] = 1
-    """The version of this contract. A subclass can set the version for which the subclass was written. With any version
-    other than the current version, the class statement raises an error.
+    """The version of this contract. A subclass can set the version that it was written for. With any version other than
+    the current version, the class statement raises an error.
     """
 
     # ---- required ------------------------------------------------------------------------------------------------
@@ -79,7 +79,7 @@ class Accelerator(ABC):
     # ---- names ---------------------------------------------------------------------------------------------------
 
     auto_priority: int | None = None
-    """``accelerator="auto"`` chooses the available accelerator with the highest priority; ``None``: "auto" never
+    """``accelerator="auto"`` chooses the available accelerator with the highest priority. With ``None``, "auto" never
     chooses this accelerator.
 
     The priorities of drivetrain's accelerators: TPU 400, MPS 300, CUDA 200, any other device type of torch 100, CPU 0.
@@ -87,7 +87,9 @@ class Accelerator(ABC):
 
     @classmethod
     def joins_auto(cls) -> bool:
-        """Return whether ``accelerator="auto"`` may choose this accelerator, if available, on this machine."""
+        """Return whether ``accelerator="auto"`` may choose this accelerator on this machine. This method need not check
+        whether the accelerator is available.
+        """
         return True
 
     single_device_strategy: str = "single_device"
@@ -97,12 +99,10 @@ class Accelerator(ABC):
     """The name of the strategy that ``strategy="auto"`` chooses for several devices of this kind."""
 
     yields_to_torch: bool = False
-    """Whether an available device type of torch with the same name is used instead of this class."""
+    """Whether torch's own device type with the same name, if available, replaces this class."""
 
     own_strategies_only: bool = False
-    """Whether a strategy works on this accelerator only if the strategy's ``facts.accelerators`` contains this
-    accelerator.
-    """
+    """Whether this accelerator works only with strategies that name it in ``facts.accelerators``."""
 
     @classmethod
     def register_accelerators(cls, accelerator_registry: Registry[Accelerator]) -> None:
@@ -123,7 +123,7 @@ class Accelerator(ABC):
         """
         return type(self).__name__.removesuffix("Accelerator").lower() or "accelerator"
 
-    # ---- facts, declared -----------------------------------------------------------------------------------------
+    # ---- properties of the devices -------------------------------------------------------------------------------
 
     supports_float64: bool = True
     """Whether the device has float64 tensors. If not, epoch means are summed in float32."""
@@ -138,8 +138,8 @@ class Accelerator(ABC):
     """Whether ``torch.Stream`` and ``torch.Event`` exist for the device."""
 
     supports_non_blocking: bool = True
-    """Whether ``tensor.to(device, non_blocking=True)`` is correct for every tensor on the host, even if the tensor is
-    freed before the end of the copy.
+    """Whether ``tensor.to(device, non_blocking=True)`` copies every host tensor correctly, even a tensor that is freed
+    before the copy ends.
     """
 
     supports_pinned_memory: bool = False

@@ -68,8 +68,8 @@ def _first_available(name: str) -> tuple[Accelerator, str] | None:
 
 
 def _candidates() -> Iterator[tuple[int, Entry[Accelerator]]]:
-    """Yield the priority and the entry of each accelerator that "auto" considers. The accelerator for the device type
-    for which torch was built is also considered.
+    """Yield the priority and the entry of each accelerator that "auto" considers. torch's current device type is
+    considered even if no registered accelerator has its name.
     """
     current = torch.accelerator.current_accelerator()
     entries = [_entry(entry.name) for entry in AcceleratorRegistry.entries()]
@@ -112,7 +112,8 @@ def check_strategy(accelerator: Accelerator, strategy: str, works_on: frozenset[
     Args:
         accelerator: the plan's accelerator.
         strategy: name of the strategy's class, for the message.
-        works_on: ``Strategy.accelerators``: names of accelerators, or types of devices.
+        works_on: the names or device types of the accelerators that the strategy supports. Empty if the strategy does
+            not restrict them.
 
     Raises:
         ConfigurationError: the strategy does not work on the accelerator.
@@ -152,14 +153,14 @@ def check_numbers(given: Any, parsed: Any, accelerator: Accelerator) -> None:
 
 
 def check_limit(given: Any, count: int, accelerator: Accelerator, reserved: int | None = None) -> None:
-    """Check that the cluster has reserved at least ``count`` devices. If the accelerator declares a limit, also check
-    this limit.
+    """Check that the cluster has reserved at least ``count`` devices. If the accelerator sets
+    ``device_count_is_limit``, also check that this machine has ``count`` devices.
 
     Args:
         given: ``devices`` as the user has written it.
         count: the number of devices that ``given`` means.
         accelerator: the kind of device.
-        reserved: the number of devices that the cluster has reserved on each machine; ``None``: unknown.
+        reserved: the number of devices that the cluster has reserved on each machine, or ``None`` if unknown.
 
     Raises:
         ConfigurationError: there are fewer devices than ``count``.
@@ -180,7 +181,7 @@ def reserved_of(reserved: int | None, count: int, why: str) -> tuple[int, str]:
     """Return the number of devices that ``devices="auto"`` means, and the reason.
 
     Args:
-        reserved: the number of devices that the cluster has reserved on each machine; ``None``: unknown.
+        reserved: the number of devices that the cluster has reserved on each machine, or ``None`` if unknown.
         count: the number of devices that the accelerator counts on this machine.
         why: the reason for ``count``.
 

@@ -75,7 +75,7 @@ def find_usable_cuda_devices(num_devices: int = -1) -> list[int]:
     exclusive mode is skipped.
 
     Args:
-        num_devices: the number of GPUs to return; -1: all usable GPUs.
+        num_devices: the number of GPUs to return. -1 means all usable GPUs.
 
     Raises:
         ConfigurationError: fewer than ``num_devices`` GPUs are usable.

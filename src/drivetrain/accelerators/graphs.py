@@ -1,6 +1,6 @@
 """Graphs of a device, such as CUDA graphs: operations that are recorded once, and then replayed without Python.
 
-The graphs are ``torch.accelerator.Graph``. Before torch 2.13, the graphs are those of the backend, such as
+The graphs are ``torch.accelerator.Graph``. Before torch 2.13, the graphs are the backend's own, such as
 ``torch.cuda.CUDAGraph``.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -36,7 +36,7 @@ class GraphRecorder:
         self._stream = torch.Stream(device)
 
     def _new_graph(self) -> Any:
-        # "thread_local": while this thread records, other threads can allocate memory, for example to pin batches.
+        # With "thread_local", other threads can allocate memory while this thread records, for example to pin batches.
         settings: dict[str, Any] = {"capture_error_mode": "thread_local"}
         if self._new_pool is not None:
             settings["pool"] = self._pool = self._new_pool()
@@ -49,19 +49,15 @@ class GraphRecorder:
 
     @contextmanager
     def beside(self, waits: list[str] | None = None) -> Iterator[None]:
-        """Context in which operations run on the stream on which graphs are recorded.
+        """Context that runs operations on the stream for recording graphs.
 
         A synchronization with the device cannot be recorded. On backends that warn of synchronizations, the file and
         line of each synchronization are added to ``waits``.
         """
         outer = torch.accelerator.current_stream(self._device)
         self._stream.wait_stream(outer)
-        with self._stream:
-            if waits is None:
-                yield
-            else:
-                with _waits_seen(self._module, waits):
-                    yield
+        with self._stream, nullcontext() if waits is None else _waits_seen(self._module, waits):
+            yield
         outer.wait_stream(self._stream)
 
     def record(self, work: Callable[[], T]) -> tuple[T, Callable[[], None]]:
@@ -100,7 +96,9 @@ class GraphRecorder:
 
 
 class _Recording:
-    """Gives a backend's own graph the context and the method ``replay`` of ``torch.accelerator.Graph``."""
+    """Wraps a backend's own graph. Like ``torch.accelerator.Graph``, this class is a context manager with a method
+    ``replay``.
+    """
 
     def __init__(self, module: Any, graph: Any, settings: dict[str, Any]) -> None:
         self._module, self._graph, self._settings = module, graph, settings

@@ -20,8 +20,7 @@ def get_available_flops(device: torch.device, dtype: torch.dtype | str) -> int |
     """
     if device.type != "cuda":
         return None
-    name = torch.cuda.get_device_name(device)
-    return peak_of(name, dtype)
+    return peak_of(torch.cuda.get_device_name(device), dtype)
 
 
 def peak_of(name: str, dtype: torch.dtype | str) -> int | None:

@@ -51,8 +51,8 @@ class TorchDeviceAccelerator(Accelerator):
 
     @classmethod
     def parse_devices(cls, devices: Any) -> list[int]:
-        """Return the numbers of the selected devices. n or "n" selects the first n devices, -1 selects all devices, and
-        ``[i, j]`` or ``"i,j"`` selects devices i and j.
+        """Return the numbers of the selected devices. An int n, or "n", selects the first n devices, and -1 selects all
+        devices. ``[i, j]`` or ``"i,j"`` selects the devices i and j.
 
         Raises:
             ConfigurationError: ``devices`` selects no device, a device twice, or a missing device.
@@ -125,11 +125,11 @@ def no_numbers(given: Any) -> ConfigurationError:
 
 
 def check_indices(given: Any, indices: Sequence[int], count: int, owner: str) -> None:
-    """Check that each of ``indices`` is the number of one of the ``count`` devices of ``owner``, and that no index
-    occurs twice.
+    """Check that ``indices`` are different numbers from 0 to ``count`` - 1, at least one.
 
     Raises:
-        ConfigurationError: an index is wrong or occurs twice. The message shows ``given``.
+        ConfigurationError: an index is wrong or occurs twice. The message shows ``given``, the user's value, and
+            ``owner``, which has the devices.
     """
     if not indices or len(set(indices)) != len(indices) or not all(0 <= index < count for index in indices):
         raise ConfigurationError(
@@ -139,11 +139,11 @@ def check_indices(given: Any, indices: Sequence[int], count: int, owner: str) ->
 
 
 def as_auto(given: Any, accelerator: Accelerator, numbers_of: Callable[[int], list[int]]) -> Any:
-    """Return "auto" if two conditions hold, and ``given`` otherwise. First, ``given`` means all processes that the
-    cluster has started on this machine. Second, the cluster does not assign device 0 to the first process, device 1 to
-    the second process, and so on.
+    """Return "auto" if ``given`` asks for all processes that the cluster has started on this machine, and the cluster
+    does not give each process one device in order. Otherwise, return ``given``.
 
-    -1 and the number of these processes mean all processes. A cluster may assign one device to several processes.
+    ``given`` asks for all processes if it is -1 or their number. "In order" means that process 0 uses device 0, process
+    1 uses device 1, and so on, up to the last device. A cluster may assign one device to several processes.
 
     Args:
         given: ``devices`` as the user has written it.
@@ -171,7 +171,7 @@ def as_numbers(devices: Any) -> Any:
 def of_type(name: str) -> type[Accelerator] | None:
     """Return the accelerator for torch's device type ``name``, or ``None`` if torch has no such type.
 
-    torch knows the name of a backend from outside torch only after the backend's package was imported.
+    torch knows the name of an external backend only after the backend's package was imported.
     """
     return _class_for(name) if name in known_types() else None
 
@@ -182,8 +182,8 @@ def _class_for(name: str) -> type[Accelerator]:
 
 
 def known_types() -> tuple[str, ...]:
-    """Return every device type of torch that may be an accelerator. The types are read from torch's error about an
-    unknown type; the name of a backend from outside torch is added.
+    """Return every device type of torch that may be an accelerator. This function reads the types from torch's error
+    message about an unknown type, and adds the name of an external backend.
     """
     try:
         torch.device("quantum")

@@ -20,8 +20,8 @@ _KIB = 1024
 class XLAAccelerator(Accelerator):
     """TPUs and other devices of torch_xla. The package torch_xla is imported on first use.
 
-    ``accelerator="auto"`` can choose these devices. torch_xla's CPU devices, which are for tests, are an exception:
-    write ``accelerator="xla"``.
+    ``accelerator="auto"`` can choose these devices, but not torch_xla's CPU devices, which are for tests. For CPU
+    devices, write ``accelerator="xla"``.
     """
 
     _names = ("tpu", "xla")
@@ -32,8 +32,8 @@ class XLAAccelerator(Accelerator):
 
     @staticmethod
     def parse_devices(devices: Any) -> Any:
-        """Accept three selections: one device (1), all devices (their number, or -1), or the single device with the
-        number i, counted from 0 (``[i]`` or ``"i,"``).
+        """Accept three selections. 1 means one device. -1 or the number of devices means all devices. ``[i]`` or
+        ``"i,"`` means the single device with the number i, counted from 0.
         """
         given, devices = devices, as_numbers(devices)
         count = XLAAccelerator.auto_device_count()
@@ -77,7 +77,7 @@ class XLAAccelerator(Accelerator):
         try:
             return bool(torch_xla.runtime.device_type() != "CPU")
         except (ImportError, OSError, RuntimeError):
-            return True  # is_available() then finds that the device cannot be used
+            return True  # is_available() then returns False
 
     @staticmethod
     def is_available() -> bool:
@@ -96,10 +96,6 @@ class XLAAccelerator(Accelerator):
     @property
     def name(self) -> str:
         return "tpu"
-
-    @property
-    def autocast_device_type(self) -> str:
-        return "xla"
 
     @property
     def process_group_backend(self) -> str:

@@ -13,7 +13,7 @@ class AWSBatchEnvironment(MachinesEnvironment):
     """Reads the environment variables that AWS Batch sets on each node of a multi-node parallel job.
 
     These are ``AWS_BATCH_JOB_NODE_INDEX``, ``AWS_BATCH_JOB_MAIN_NODE_INDEX``, ``AWS_BATCH_JOB_NUM_NODES`` and
-    ``AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS``, which is not set on the main node.
+    ``AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS``. AWS Batch does not set the address on the main node.
 
     Source: https://docs.aws.amazon.com/batch/latest/userguide/mnp-env-vars.html
 
@@ -28,8 +28,8 @@ class AWSBatchEnvironment(MachinesEnvironment):
     )  # fmt: skip
 
     def _address_of_cluster(self) -> str:
-        """Return the main node's address. On the main node, AWS Batch does not set the variable, and the loopback
-        address suffices.
+        """Return the main node's address. On the main node itself, return the loopback address, because AWS Batch does
+        not set the variable there.
         """
         if address := self.environ.get("AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"):
             return address

@@ -33,16 +33,16 @@ class ClusterEnvironment:
     """Tells this process its ranks, from the environment variables that a launcher or a cluster has set.
 
     The base class reads the variables of ``torchrun``: ``MASTER_ADDR``, ``MASTER_PORT``, ``WORLD_SIZE``, ``RANK``,
-    ``LOCAL_RANK`` and ``GROUP_RANK``. A subclass for another cluster overrides the members for which these variables
-    are not set. Lightning's old methods ``master_address()``, ``master_port()`` and ``creates_children()`` can be
-    overridden and called, too.
+    ``LOCAL_RANK`` and ``GROUP_RANK``. A subclass for a cluster without these variables overrides the members that read
+    them. Lightning's old methods ``master_address()``, ``master_port()`` and ``creates_children()`` can be overridden
+    and called, too.
 
     All numbers are ints. If a method of a subclass returns a string, the string is converted. If a method returns
     ``None``, because a variable is not set, the caller gets a ConfigurationError.
 
     Args:
-        environ: the environment variables. The default is the variables of the process that uses this object, even if
-            another process has created the object.
+        environ: the environment variables. By default, the object reads the variables of the process that uses it, even
+            if another process has created it.
     """
 
     detect_priority: ClassVar[int | None] = None
@@ -264,7 +264,7 @@ class ClusterEnvironment:
         """Return the variable ``name`` as an int.
 
         Raises:
-            ConfigurationError: the variable is not an integer, or is not set although there is no default.
+            ConfigurationError: the variable is not an integer, or the variable is not set and there is no default.
         """
         text = self.environ.get(name)
         if text is None and default is not None:
@@ -286,9 +286,10 @@ class ClusterEnvironment:
 
 
 def reading(name: str, like: Callable[[Any], int]) -> Callable[[Any], int]:
-    """Return a method that reads the variable ``name`` as an int, with the name and docstring of ``like``."""
+    """Return a method that reads the variable ``name`` as an int. The method has the name and docstring of ``like``."""
 
-    @functools.wraps(like, updated=())  # updated=(), so that the mark of an abstract method is not copied
+    # updated=() does not copy ``__isabstractmethod__``, which is in the ``__dict__`` of an abstract method
+    @functools.wraps(like, updated=())
     def read(self: Any) -> int:
         return self.number(name)
 
@@ -296,8 +297,8 @@ def reading(name: str, like: Callable[[Any], int]) -> Callable[[Any], int]:
 
 
 def _check_answers(cls: type[ClusterEnvironment], name: str) -> None:
-    """Wrap the member ``name`` that ``cls`` or a mixin defines. The wrapped member returns the type of the contract, or
-    raises an error.
+    """Wrap the member ``name`` that ``cls`` or a mixin defines. The wrapped member converts its result to the type of
+    the contract, or raises an error.
     """
     owner = next((base for base in cls.__mro__ if name in vars(base)), cls)
     if owner is not cls and issubclass(owner, ClusterEnvironment):

@@ -1,5 +1,5 @@
-"""Ranks of processes that ``horovodrun`` has started, or that Open MPI's ``mpirun`` has started if mpi4py is
-missing.
+"""Ranks of processes that ``horovodrun`` has started. If mpi4py is missing, also ranks of processes that Open MPI's
+``mpirun`` has started.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ class HTCondorEnvironment(ClusterEnvironment):
     ``MASTER_ADDR`` and ``MASTER_PORT`` are set, there is no file.
 
     Args:
-        contact_file: a path on a file system that all slots share. By default, a file in the job's folder whose name
-            contains the job's number.
+        contact_file: a path on a file system that all slots share. The default is a file in the job's folder, with the
+            job's number in its name.
         timeout_s: the seconds that the other ranks wait for rank 0.
         environ: the environment variables, by default those of this process.
     """

@@ -1,4 +1,4 @@
-"""Ranks without a cluster, on one machine, or on several machines on which the user starts the program by hand."""
+"""Ranks without a cluster. The user starts the program on one machine, or by hand on each of several machines."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ class LocalEnvironment(ClusterEnvironment):
         return self.number("NODE_RANK" if "NODE_RANK" in self.environ else "GROUP_RANK", 0)
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
-        """Check the environment variables. ``MASTER_ADDR`` must be set if there are several machines, and
-        ``MASTER_PORT`` if another process has started this process.
+        """Check the environment variables. For several machines, ``MASTER_ADDR`` and ``MASTER_PORT`` must be set.
+        ``MASTER_PORT`` must also be set if another process has started this process in a job of several processes.
 
         Raises:
             ConfigurationError: a variable is missing, or this machine's node rank is too large.

@@ -10,7 +10,7 @@ from drivetrain.errors import ConfigurationError
 
 
 class LSFEnvironment(ClusterEnvironment):
-    """Reads the ranks from the variables of ``jsrun``, for which each process is one task.
+    """Reads the ranks from the variables that ``jsrun`` sets. Each process is one task of ``jsrun``.
 
     Args:
         environ: the environment variables, by default those of this process.

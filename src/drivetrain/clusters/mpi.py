@@ -7,15 +7,15 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
 
 from drivetrain.base.packages import mpi
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.clusters.local import free_port
 
-# The variables with the number of processes: of Open MPI, of MPICH and Intel MPI, and of MVAPICH. mpi4py is imported
-# only if one of these is set, because importing mpi4py without a launcher can end the process.
+# Variables that contain the number of processes. Open MPI sets the first, MPICH and Intel MPI set the second, and
+# MVAPICH sets the third. If none is set, mpi4py is not imported, because importing it without a launcher can end the
+# process.
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 
 
@@ -31,7 +31,7 @@ class _Job:
 class MPIEnvironment(ClusterEnvironment):
     """Takes the ranks from MPI's world communicator, through mpi4py.
 
-    The first access to any member is a collective operation, so all ranks must access a member.
+    The first read of a rank, a size or an address is a collective operation of MPI, so all ranks must read one.
 
     Args:
         environ: the environment variables, by default those of this process.
@@ -54,14 +54,14 @@ class MPIEnvironment(ClusterEnvironment):
                 "Install it: pip install mpi4py"
             )
             return False
-        return bool(_world().Get_size() > 1)
+        return bool(mpi.COMM_WORLD.Get_size() > 1)
 
     _told: _Job | None = None
 
     @property
     def _job(self) -> _Job:
         if self._told is None:
-            world = _world()
+            world = mpi.COMM_WORLD
             told: list[tuple[str, int]] = world.allgather((socket.gethostname(), free_port()))
             self._told = _Job(world.Get_rank(), tuple(host for host, _ in told), told[0][1])
         return self._told
@@ -79,7 +79,7 @@ class MPIEnvironment(ClusterEnvironment):
         return self._job.rank
 
     def local_rank(self) -> int:
-        """Return how many of the ranks below this process's rank are on this machine."""
+        """Return how many lower ranks are on this machine."""
         job = self._job
         return job.hosts[: job.rank].count(job.hosts[job.rank])
 
@@ -87,7 +87,3 @@ class MPIEnvironment(ClusterEnvironment):
         """Return the index of this machine in the list of all machines, sorted by name."""
         job = self._job
         return sorted(set(job.hosts)).index(job.hosts[job.rank])
-
-
-def _world() -> Any:
-    return mpi.COMM_WORLD

@@ -32,8 +32,8 @@ class RayTrainEnvironment(ClusterEnvironment):
         environ: the environment variables, by default those of this process.
     """
 
-    # higher than for SLURM and torchrun. If SLURM or torchrun has started Ray, a worker inherits the variables of SLURM
-    # or torchrun.
+    # Higher than the priorities of SLURM and torchrun, because a worker inherits their variables if they have started
+    # Ray.
     detect_priority = 600
     evidence = "this process is a worker of Ray Train"
     report_callback = "drivetrain.integrations.ray:RayTrainReportCallback"

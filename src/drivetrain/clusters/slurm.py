@@ -16,15 +16,16 @@ from drivetrain.errors import ConfigurationError
 _INTERACTIVE = ("bash", "interactive")  # the job names of ``srun --pty bash`` and of salloc
 _PATIENCE_S = 60
 _PORTS = range(15_000, 25_000)
-# the difference between the ports of two steps: 0.618 of the range, so that the first steps have very different ports
+# The difference between the ports of two consecutive steps. It is 0.618 of the range, so that the first steps have very
+# different ports.
 _BETWEEN_STEPS = 6_181
 
 
 class SLURMEnvironment(ClusterEnvironment):
     """Reads the ranks of SLURM's tasks. Start ``srun python train.py`` with ``--ntasks-per-node`` equal to ``devices``.
 
-    ``MASTER_ADDR`` and ``MASTER_PORT`` take precedence over the address and port that are computed from the job. A
-    program in an interactive job, which is called "bash" or "interactive", counts as started by hand.
+    ``MASTER_ADDR`` and ``MASTER_PORT`` take precedence over the address and port that are computed from the job. A job
+    with the name "bash" or "interactive" is interactive. A program in such a job counts as started by hand.
 
     Args:
         auto_requeue: whether to requeue the job when SLURM announces its end.
@@ -51,8 +52,7 @@ class SLURMEnvironment(ClusterEnvironment):
         has no effect.
 
         A process that Open MPI's ``mpirun`` starts inside a job is not a task, although it inherits the variables of a
-        task. SkyPilot can also use SLURM. SkyPilot's program, which runs once on each machine, does not count as a task
-        either.
+        task. A program that SkyPilot starts through SLURM, once on each machine, is not a task either.
         """
         if "OMPI_COMM_WORLD_RANK" in environ or _is_of_skypilot(environ):
             return False
@@ -81,8 +81,11 @@ class SLURMEnvironment(ClusterEnvironment):
 
     @staticmethod
     def resolve_root_node_address(nodes: str) -> str:
-        """Return the name of the first node in a list of SLURM."""
-        return first_node(nodes)
+        """Return the first name in a list that SLURM has shortened. For ``"gpu[07-12,20],cpu1"``, return
+        ``"gpu07"``.
+        """
+        first = re.split(r"[\s,](?![^\[]*\])", nodes.strip())[0]
+        return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first)
 
     def _port_of_cluster(self) -> int:
         """Return a port that every task computes from the job's id.
@@ -116,7 +119,9 @@ class SLURMEnvironment(ClusterEnvironment):
         return self.number("SLURM_JOB_ID")
 
     def requeue_id(self) -> str | None:
-        """The id for ``scontrol requeue``: the job's id. For an element of a job array, ``<array>_<index>``."""
+        """The id for ``scontrol requeue``. For an element of a job array, it is ``<array>_<index>``, otherwise the
+        job's id.
+        """
         array, index = self.environ.get("SLURM_ARRAY_JOB_ID"), self.environ.get("SLURM_ARRAY_TASK_ID")
         if array is not None and index is not None:
             return f"{array}_{index}"
@@ -186,9 +191,3 @@ def _is_of_skypilot(environ: Mapping[str, str]) -> bool:
     machines = len(environ.get("SKYPILOT_NODE_IPS", "").split())
     sky = (str(machines), environ.get("SKYPILOT_NODE_RANK"))
     return machines > 0 and sky == (environ.get("SLURM_NTASKS"), environ.get("SLURM_PROCID"))
-
-
-def first_node(nodes: str) -> str:
-    """Return the first name in a list that SLURM has shortened. For ``"gpu[07-12,20],cpu1"``, return ``"gpu07"``."""
-    first = re.split(r"[\s,](?![^\[]*\])", nodes.strip())[0]
-    return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first)

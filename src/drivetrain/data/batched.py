@@ -4,8 +4,9 @@
 The module handles a ``DataLoader`` with torch's default collate over a ``TensorDataset``, a ``StackDataset`` of
 tensors, or a ``Subset`` of these. These classes must be torch's own and unchanged, so that no user code is skipped. A
 batch equals the stacked samples in values, dtype, strides and type. The batches of all other loaders are fetched sample
-by sample, as torch does. A single batch is also fetched sample by sample if its indices are not plain integers or are
-out of range, or if a tensor of the data set is not dense and contiguous in host memory.
+by sample, as torch does. A single batch is also fetched sample by sample if its indices are not plain integers, or are
+out of range. Every batch is fetched sample by sample if a tensor of the data set is not dense and contiguous in host
+memory.
 
 If there are no workers, and the device can copy from pinned memory, the batch is fetched directly into pinned memory.
 The host then need not wait while the batch is copied to the device. A separate copy into pinned memory would cost more
@@ -18,12 +19,12 @@ samplers and generator, and so draws the same random numbers.
 If there are no workers, torch's iterator first draws a seed. Inside a profiler range, torch's iterator then gets
 indices from the batch sampler and samples from the data set. :func:`iterate` does the same with fewer function calls.
 If torch's BatchSampler draws from torch's RandomSampler or SequentialSampler, the indices of a batch are a slice of a
-tensor or range, and not one Python number per sample. Each random number is drawn from the same generator, and at the
-same point of the pass, as in torch.
+tensor or range. There is then no Python number for each sample. Each random number is drawn from the same generator,
+and at the same point of the pass, as in torch.
 
-Before the first pass without torch's iterator, this module iterates toy loaders with and without torch's iterator, and
-compares the batches and random states. The module uses torch's iterator if the batches or states differ, if code has
-replaced a function of torch's iterator, or if a profiler or a torch mode is active when a pass starts.
+Before the first such pass, this module iterates toy loaders with and without torch's iterator, and compares the batches
+and random states. The module uses torch's iterator if the batches or states differ, or if code has replaced a function
+of torch's iterator. It also uses torch's iterator if a profiler or a torch mode is active when a pass starts.
 """
 
 from __future__ import annotations
@@ -59,15 +60,17 @@ L = TypeVar("L")
 MANY = 10**8
 """A permutation of this many samples or more has 32-bit indices."""
 TOGETHER = 64
-"""The number of batches whose indices one call slices. One call per batch would take twice as long."""
+"""The number of batches for which one call of ``torch.split`` slices the indices. One call per batch would take twice
+as long.
+"""
 Order = Tensor | range
 """The order of samples, as indices in a data set."""
 
 
 def start_pass(loader: Any, pins: bool = False) -> Iterator[Any]:
-    """Start a pass over any loader, as ``iter(loader)`` does, but fetch each batch as a whole if that is possible.
+    """Start a pass over any loader, like ``iter(loader)``. If possible, fetch each batch as a whole.
 
-    Persistent workers then belong to the user's loader, as they do after ``iter(loader)``.
+    If the pass starts persistent workers, ``loader`` keeps them, as after ``iter(loader)``.
 
     Args:
         loader: the loader.
@@ -112,7 +115,7 @@ def log_fetching(loader: Any) -> None:
 
 
 def reason_for_samples(loader: DataLoader[Any]) -> str | None:
-    """Return why the samples of ``loader`` are fetched one by one; ``None`` if each batch is fetched as a whole."""
+    """Return why the samples of ``loader`` are fetched one by one, or ``None`` if each batch is fetched as a whole."""
     if type(loader) is not DataLoader:
         return f"{type(loader).__name__} is a subclass of DataLoader"
     if loader.batch_sampler is None:
@@ -133,16 +136,15 @@ def reason_for_samples(loader: DataLoader[Any]) -> str | None:
 
 
 class _Fetch:
-    """Replaces the data set of a DataLoader; its method ``collate`` replaces the DataLoader's ``default_collate``.
+    """Replaces the data set of a DataLoader. Its method ``collate`` replaces ``default_collate``.
 
-    In place of samples, ``__getitems__`` returns the indices unchanged; ``collate`` then fetches the samples.
+    ``__getitems__`` returns the indices themselves instead of samples, and ``collate`` then fetches the samples.
 
     Attributes:
         dataset: the user's data set.
         pins: whether batches are written into pinned memory.
-        checked: all tensors of a TensorDataset, if the last batch was fetched with one index operation for each tensor;
-            otherwise ``None``. Before the next batch, only properties of these tensors that can have changed are
-            checked again.
+        checked: the tensors of a TensorDataset whose last batch was fetched with one index operation per tensor,
+            otherwise ``None``. For the next batch, only the changeable properties of these tensors are checked again.
     """
 
     def __init__(self, dataset: Any, pins: bool) -> None:
@@ -153,13 +155,13 @@ class _Fetch:
         return indices
 
     def collate(self, indices: Any, are_slice: bool = False) -> Any:
-        """Return the batch of the samples ``indices``; ``are_slice``: whether :func:`slices` has drawn the indices."""
+        """Return the batch of the samples ``indices``. ``are_slice`` is true if :func:`slices` has yielded them."""
         batch = _whole(self, indices, are_slice)
         return self._by_sample(indices, are_slice) if batch is None else batch
 
     def fetch(self, indices: Any, are_slice: bool) -> Any:
-        """Return the result of :meth:`collate`; for passes without torch's iterator."""
-        if _is_profiling() or _has_modes() or _has_function_modes():  # torch has a profiler range here
+        """Do the same as :meth:`collate`, in a pass without torch's iterator."""
+        if _is_profiling() or _has_modes() or _has_function_modes():  # torch's iterator opens a profiler range here
             with torch.autograd.profiler.record_function(_PROFILER_RANGE):
                 return self.collate(indices, are_slice)
         data, checked = self.dataset, self.checked
@@ -190,7 +192,7 @@ class SeesDataset:
 
     Args:
         user: the user's function, or ``None``.
-        replacement: the object that has replaced the data set in the loader; its attribute ``dataset`` is the user's
+        replacement: the object that has replaced the data set in the loader. Its attribute ``dataset`` is the user's
             data set.
     """
 
@@ -198,7 +200,7 @@ class SeesDataset:
         self._user, self._replacement = user, replacement
 
     def __call__(self, worker_id: int) -> None:
-        # __setattr__ of the worker's info raises
+        # object.__setattr__, because the worker info's own __setattr__ raises an error
         object.__setattr__(get_worker_info(), "dataset", self._replacement.dataset)
         if self._user is not None:
             self._user(worker_id)
@@ -250,8 +252,8 @@ def _pinned_rows(tensor: Tensor, count: int) -> Tensor:
 
 
 def _tensors(data: Any) -> Any:
-    """Return the tensors or datasets inside an unchanged torch dataset; for a tensor, ``(data,)``; otherwise
-    ``None``.
+    """Return the tensors or datasets in an unchanged ``TensorDataset`` or ``StackDataset``. For a tensor, return
+    ``(data,)``. For any other object, return ``None``.
     """
     kind = type(data)
     if kind is Tensor:
@@ -296,8 +298,8 @@ def _is_torchs(function: Any) -> bool:
 
 
 _CHANGEABLE, _PLAIN = attrgetter("__class__", "is_cpu", "requires_grad"), {(Tensor, True, False)}
-"""A function that reads the attributes that code can change on a tensor, and the values of these attributes for a
-:class:`torch.Tensor` on the CPU that requires no gradient.
+"""The function ``_CHANGEABLE`` returns three attributes of a tensor that code can change. ``_PLAIN`` contains their
+values for a tensor on the CPU that requires no gradient.
 """
 
 _SEQUENCES = (list, tuple, range)
@@ -308,8 +310,8 @@ _METHODS = {
     for kind in (TensorDataset, StackDataset, Subset)
     for methods in [(kind.__getitem__, getattr(kind, "__getitems__", None))]
 }
-"""The methods of torch's data sets that return samples. If code had replaced a method before this module was imported,
-``_is_torchs`` takes the method's place, so that later comparisons are false.
+"""The methods of torch's data sets that return samples. ``_is_torchs`` stands for a method that code had replaced
+before this module was imported. It is not equal to any method, so later comparisons are false.
 """
 
 _GET_ITEM = _METHODS[TensorDataset][0]
@@ -365,12 +367,12 @@ def draws_each_once(sampler: Any) -> bool:
 def drawn_order(sampler: Any) -> Order:
     """Return the order of samples of a sampler for which :func:`draws_each_once` is true, as a tensor or range.
 
-    A RandomSampler with a generator draws another permutation when its pass ends; this function does not.
+    At the end of a pass, a RandomSampler with a generator draws another permutation. This function does not.
     """
     count = len(sampler.data_source)
     if type(sampler) is SequentialSampler:
         return range(count)
-    # RandomSampler draws its seed in this way, too
+    # RandomSampler draws its seed with the same calls
     own = sampler.generator or torch.Generator().manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
     return _permutation(count, own)
 
@@ -391,7 +393,7 @@ def _slices(batch_sampler: BatchSampler, sampler: Any) -> Iterator[Any]:
         return
     generator = getattr(sampler, "generator", None)
     size, drop_last, drawn = batch_sampler.batch_size, batch_sampler.drop_last, drawn_order(sampler)
-    # the tensor is on a device if a default device was set
+    # if a default device was set, the tensor is on this device
     order = drawn.tolist() if isinstance(drawn, Tensor) and not drawn.is_cpu else drawn
     begin, count = 0, len(order)
     while begin + size <= count:
@@ -437,7 +439,9 @@ def _iterate_toy(
 
 
 def _are_torchs(methods: Iterable[tuple[type, str]]) -> bool:
-    """Whether no code has replaced ``methods`` of torch: each function is defined in the module of its class."""
+    """Whether no code has replaced ``methods`` of torch. torch defines each of these functions in the module of its
+    class.
+    """
     return all(
         getattr(getattr(kind, name, None), "__globals__", None) is vars(sys.modules[kind.__module__])
         for kind, name in methods

@@ -44,7 +44,7 @@ class CombinedLoader:
         iterables: a loader, or nested lists, tuples, named tuples, mappings and dataclasses of loaders. A list or tuple
             that contains only strings and numbers, at any depth, is one loader whose batches are its elements.
         mode: "min_size" ends with the first loader that ends. "max_size_cycle" ends when each loader has ended once.
-            Until then, a loader that ends is started again. "max_size" ends when all loaders have ended; loaders that
+            Until then, a loader that ends is started again. "max_size" ends when all loaders have ended. Loaders that
             have already ended yield ``None``. "sequential" iterates one loader after another.
 
     Raises:
@@ -90,7 +90,7 @@ class CombinedLoader:
 
     @property
     def limits(self) -> list[int | float] | None:
-        """The maximum number of batches of each loader; ``None``: all.
+        """The maximum number of batches of each loader, or ``None`` for no limits.
 
         Assign ``None``, one number for all loaders, or one number per loader. A number is an integer or ``inf``. A
         loader that reaches its limit counts as ended. A loader with the limit 0 is not started. A change takes effect
@@ -175,7 +175,8 @@ class CombinedLoader:
                 torch_private.keep_iterator(loader, None)
 
     def state_dict(self) -> list[Any]:
-        """Return a list with the state of each loader, in order; ``None`` for a loader without a ``state_dict``.
+        """Return a list with the state of each loader, in order. The state of a loader without a ``state_dict`` is
+        ``None``.
 
         The states contain the positions of the loaders. The states do not contain how often "max_size_cycle" has
         restarted a loader.
@@ -217,8 +218,8 @@ class CombinedLoader:
     def _starts(self) -> Starts:
         return [partial(_start, loader, limit) for loader, limit in self._limited()]
 
-    # The following methods keep no iterator in a local variable. The end of the for statement, also after an exception,
-    # therefore frees the iterators.
+    # The following methods keep no iterator in a local variable. The iterators are therefore freed when the for
+    # statement ends, also after an exception.
 
     def _one_by_one(self) -> Generator[tuple[Any, int, int], None, None]:
         for dataloader_idx, start in enumerate(self._starts()):
@@ -234,7 +235,7 @@ class CombinedLoader:
 
 def _max_size_cycle(starts: Starts, ended: Sequence[bool]) -> Iterator[Sequence[Any]]:
     """Yield the batches of each round. A round first fetches from the loaders that have not ended yet. If all of these
-    loaders end, the pass is over; the round then restarts no loader.
+    loaders end, the pass is over, and no loader is restarted.
     """
     iterators = [start() for start in starts]
     unended = [index for index, once in enumerate(ended) if not once]
@@ -263,7 +264,7 @@ def _max_size_cycle(starts: Starts, ended: Sequence[bool]) -> Iterator[Sequence[
                     )
             yield batches
     finally:
-        iterators.clear()  # a traceback may keep this frame, and so the workers
+        iterators.clear()  # a traceback may keep this frame alive, and thereby the iterators and their workers
 
 
 _MODES: dict[str, tuple[Callable[..., float], Callable[[Starts, Sequence[bool]], Iterable[Sequence[Any]]]]] = {
@@ -272,13 +273,13 @@ _MODES: dict[str, tuple[Callable[..., float], Callable[[Starts, Sequence[bool]],
     "max_size": (max, lambda starts, ended: zip_longest(*(start() for start in starts))),
     "sequential": (sum, lambda starts, ended: ()),  # CombinedLoader iterates the loaders itself
 }
-"""For each mode: a function that computes the length of a pass from the loaders' lengths, and a function that yields
+"""Two functions for each mode. The first computes the length of a pass from the loaders' lengths, and the second yields
 the loaders' batches.
 """
 
 
 def _start(loader: Any, limit: int | float) -> Iterator[Any]:
-    """Return a new iterator of ``loader`` with at most ``limit`` batches; if ``limit`` is 0, do not start the
+    """Return a new iterator of ``loader`` with at most ``limit`` batches. If ``limit`` is 0, do not start the
     loader.
     """
     if limit == 0:
@@ -288,7 +289,7 @@ def _start(loader: Any, limit: int | float) -> Iterator[Any]:
 
 
 def start_batches(loader: Any, pins: bool = False) -> Iterator[Any]:
-    """Start a pass over any loader; for a CombinedLoader, yield its batches without their indices."""
+    """Start a pass over any loader. The batches of a CombinedLoader are yielded without their indices."""
     source = without_restart(start_pass(loader, pins))
     return (each[0] for each in source) if isinstance(loader, CombinedLoader) else source
 
@@ -357,7 +358,7 @@ def _has(loader: Any, method: str) -> bool:
 
 
 class BatchList:
-    """Marks a list of batches as one loader in a tree, in which a plain list means several loaders."""
+    """Marks a list of batches as one loader, because a plain list in a tree means several loaders."""
 
     def __init__(self, batches: Sequence[Any]) -> None:
         self.batches = batches
@@ -424,7 +425,8 @@ def arranged(given: Any, start: str) -> Any:
     """
     if isinstance(given, Tensor) or hasattr(given, "__array__"):
         samples = "TensorDataset(x, y)" if start.startswith("trainer.fit") else "samples"
-        if hasattr(given, "to_numpy"):  # a table of pandas or Polars, whose indices are names of columns
+        # a table of pandas or Polars, which a DataLoader cannot index, because table[name] is a column
+        if hasattr(given, "to_numpy"):
             samples = "TensorDataset(torch.tensor(table.to_numpy(), dtype=torch.float32))"
         raise ConfigurationError(
             f"{start} {described(given)}, which is no loader. For one batch, write [batch]; for samples, "

@@ -1,4 +1,4 @@
-"""Yield a loader's batches on the device, each with a flag: whether the batch is the last."""
+"""Yield a loader's batches on the device. Each batch has a flag, which is true for the last batch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ _SHORT = "/tmp"
 
 
 def count_batches(loader: Any, limit: int | float, argument: str) -> float:
-    """Return the number of batches in one pass over ``loader``, at most ``limit``; ``inf`` if the number is unknown.
+    """Return the number of batches in one pass over ``loader``, at most ``limit``. If the number is unknown, return
+    ``inf``.
 
     Args:
         loader: the loader to iterate.
@@ -79,11 +80,11 @@ def _at_least_one_of(length: int) -> float:
 def fetches_ahead(loader: Any, num_batches: float = float("inf")) -> bool:
     """Return whether the next batch is fetched before the current one is processed.
 
-    Batches are fetched ahead if there are workers. Without workers, batches are fetched ahead if the length is unknown,
-    or may be wrong because a dataset is iterable-style: only a further fetch then shows which batch is the last. In all
-    other cases, no batch is fetched ahead, because random numbers would be drawn from the global generators in another
-    order than in a plain loop. With ``early_iterators`` of :mod:`drivetrain.parity` and no workers, batches are fetched
-    ahead exactly if there is no limit ``num_batches``.
+    Batches are fetched ahead if there are workers. Without workers, batches are fetched ahead if the loader has no
+    length, or has an iterable-style dataset, whose length may be wrong. Only a further fetch then shows which batch is
+    the last. In all other cases, no batch is fetched ahead, so that random numbers are drawn in the same order as in a
+    plain loop. With ``early_iterators`` of :mod:`drivetrain.parity` and no workers, batches are fetched ahead exactly
+    if ``num_batches`` is ``inf``.
     """
     if any(getattr(part, "num_workers", 0) > 0 for part in parts_of(loader)):
         return True
@@ -113,11 +114,11 @@ def feed(
     Args:
         batches: a loader, or a :class:`Passes` object. This function creates one iterator of ``batches``.
         num_batches: the maximum number of batches, or ``inf``.
-        move: moves a batch to the device as soon as the batch is fetched; ``None`` if an overridden transfer hook moves
-            the batch later. If the first batch is already on the device, ``move`` is not called for the other batches
-            of this pass.
+        move: moves a batch to the device as soon as the batch is fetched, or ``None`` if an overridden transfer hook
+            moves the batch later. If the first batch is already on the device, ``move`` is not called for the other
+            batches of this pass.
         ahead: the result of :func:`fetches_ahead`.
-        resumed: the position of a resumed pass; ``None`` for a new pass.
+        resumed: the position of a resumed pass, or ``None`` for a new pass.
         started: the iterator over ``batches``, if it was already created.
         pins: the argument ``pins`` of :func:`drivetrain.data.batched.start_pass`.
     """
@@ -140,7 +141,7 @@ def feed(
             if move is None:
                 break
         batch = moved = None  # free the first batch before the next is processed
-    yield from zip(source, flags, strict=False)  # no Python function call per batch
+    yield from zip(source, flags, strict=False)  # this needs no Python function call per batch
     if not is_endless and (missing := sum(1 for _ in flags)) > 0:
         loader = _behind(batches)
         promise, cure = "was limited to", "Limit it to the batches that it has."
@@ -165,9 +166,9 @@ def _behind(batches: Any) -> Any:
 def _ask_for_end(batches: Any, items: Iterator[Any], num_batches: float) -> None:
     """Exhaust ``items`` after the last batch, unless a limit has ended the pass early.
 
-    A loader that is its own iterator is not exhausted, because the request would take the first batch of the loader's
-    next pass. If ``early_iterators`` of :mod:`drivetrain.parity` is on, a DataLoader without workers is not exhausted,
-    either.
+    A loader that is its own iterator is not exhausted, because another ``next`` would take the first batch of the
+    loader's next pass. With ``early_iterators`` of :mod:`drivetrain.parity`, a DataLoader without workers is not
+    exhausted, either.
     """
     loader = _behind(batches)
     as_then = parity.current().early_iterators and isinstance(loader, DataLoader) and loader.num_workers == 0
@@ -191,8 +192,8 @@ def _ask_for_end(batches: Any, items: Iterator[Any], num_batches: float) -> None
 
 
 def gives_up(loader: Any, num_batches: float) -> bool:
-    """Whether a pass of ``num_batches`` ends before the end of ``loader``, and the next pass starts again at the
-    loader's first batch.
+    """Whether a pass of ``num_batches`` batches ends before the loader does, and the next pass begins with the loader's
+    first batch.
 
     The result is false for a loader that is its own iterator, because its next pass continues after the previous pass.
     """
@@ -200,10 +201,11 @@ def gives_up(loader: Any, num_batches: float) -> bool:
 
 
 def position_after_end(passes: Passes, before: dict[str, Any]) -> dict[str, Any]:
-    """Return the position of ``passes`` after the end of a pass that was resumed at the position ``before``.
+    """Return the position of ``passes`` after the end of a pass. ``before`` is the position at which the pass was
+    resumed.
 
     If a stateful loader has yielded no batch since the resume, the loader may have no state yet. The result then
-    contains the loader's state in ``before``.
+    contains the loader's state from ``before``.
     """
     ended = [part["ended"] for part in before.get("parts", [before])]
     if any(ended) if getattr(passes.loader, "mode", None) == "min_size" else all(ended):
@@ -253,7 +255,7 @@ def _ahead(
             position = passes.position()
             if passes.fetches_here:
                 position["rng"] = rng_state()
-            passes.flight = position  # checkpoints contain the position before the batch ahead
+            passes.flight = position  # a checkpoint contains the position before the batch that is fetched ahead
         for batch in source:
             following = batch if move is None else move(batch)
             break
@@ -333,7 +335,7 @@ def seed_workers(loader: Any, rank: int | None = None) -> None:
     Loaders with a ``worker_init_fn`` do not change.
 
     Args:
-        loader: a loader; only a DataLoader is changed.
+        loader: a loader. Only a DataLoader is changed.
         rank: the index of this process's part of the data. Ranks that share one model have equal indices, because such
             ranks must augment samples identically.
     """
@@ -368,8 +370,8 @@ def make_room_for_sockets(loader: Any) -> None:
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
-    """Call ``set_epoch`` on each of these objects with this method: the loader's sampler, the loader's batch sampler,
-    the batch sampler's own sampler, and the loader's iterable-style dataset.
+    """Call ``set_epoch`` on the loader's samplers and its iterable-style dataset, if they have this method. The
+    samplers include the batch sampler and the batch sampler's own sampler.
     """
     if isinstance(loader, CombinedLoader):
         for part in loader.flattened:

@@ -18,11 +18,11 @@ class RecordedIndices:
     """Yields a loader's batches, and records the dataset indices of each batch's samples.
 
     Workers fetch ahead, so the sampler draws indices long before their batch arrives. This class records each draw, and
-    returns the records in the order of the draws. Batches must therefore arrive in that order. The copy of the loader
-    that this class iterates has ``in_order=True`` for this reason.
+    returns the records in the order of the draws. It iterates a copy of the loader with ``in_order=True``, so that
+    batches arrive in this order, too.
 
-    The user's loader does not change. The copy shares the dataset, samplers and generator. If ``persistent_workers`` is
-    set, the copy has its own workers, which stop when this object is freed.
+    The user's loader does not change. The copy has the loader's dataset, samplers and generator. If
+    ``persistent_workers`` is set, the copy has its own workers, which stop when this object is freed.
 
     Only one pass at a time is possible. Subclasses of DataLoader whose ``__iter__`` drops or splits batches are not
     supported.
@@ -61,8 +61,7 @@ class RecordedIndices:
             yield batch[0] if isinstance(self.loader, CombinedLoader) else batch
 
     def pop(self) -> list[Any]:
-        """Return the sample indices of the oldest batch for which this method was not called yet; to be called once per
-        batch.
+        """Return the sample indices of a batch. Call this method once per batch, in the order of the batches.
 
         If ``batch_size=None``, each sample is a batch, and the list contains the sample's index.
 
@@ -77,7 +76,7 @@ class RecordedIndices:
 
 
 class _Recorder(SamplerProxy):
-    """Wraps a sampler and records its draws; it otherwise behaves like the wrapped sampler."""
+    """Wraps a sampler and records its draws. In all else, it behaves like the wrapped sampler."""
 
     def __init__(self, sampler: Any, batched: bool) -> None:
         super().__init__(sampler)
@@ -93,7 +92,7 @@ class _Recorder(SamplerProxy):
         for indices in draws:
             if self._batched and isinstance(indices, Iterator):
                 indices = list(indices)  # an iterator can be read only once
-            several = self._batched or isinstance(indices, list)  # one index may be a tuple
+            several = self._batched or isinstance(indices, list)  # a tuple may be one index
             self.drawn.append([_plain(index) for index in (indices if several else [indices])])
             yield indices
 

@@ -163,13 +163,13 @@ LOADER_STATES: Form = [{"generators": check_generators, "workers": [bool]}]
 
 
 def set_loader_states(loaders: Iterable[Any], states: Iterable[Mapping[str, Any]]) -> None:
-    """Restore a result of :func:`loader_states` in new loaders; the global random generators do not change.
+    """Restore a result of :func:`loader_states` in new loaders. The global random generators do not change.
 
     This function starts persistent workers, because the checkpoint's run had already drawn their seed. If the workers
     started later, the resumed run would draw the seed again.
 
     Args:
-        loaders: new loaders; a loader without a state is not changed.
+        loaders: new loaders. A loader without a state is not changed.
         states: the states, of the form :data:`LOADER_STATES`.
 
     Raises:
@@ -191,7 +191,7 @@ def is_one_shot(loader: Any) -> bool:
 
 
 def parts_of(loader: Any) -> list[Any]:
-    """Return the loaders inside a CombinedLoader; for another loader, the loader itself."""
+    """Return the loaders inside a CombinedLoader. For any other loader, return a list with only this loader."""
     return loader.flattened if isinstance(loader, CombinedLoader) else [loader]
 
 
@@ -214,7 +214,7 @@ def generator_states(generators: Iterable[torch.Generator]) -> list[Tensor]:
 
 
 def set_generator_states(generators: Iterable[torch.Generator], states: Iterable[Tensor], strict: bool = False) -> None:
-    """Restore a result of :func:`generator_states`; ``strict``: raise if the number of states differs."""
+    """Restore a result of :func:`generator_states`. With ``strict``, raise an error if the number of states differs."""
     for generator, state in zip(generators, states, strict=strict):
         generator.set_state(state)
 

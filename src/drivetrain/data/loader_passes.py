@@ -47,10 +47,10 @@ class Passes:
         loader: the user's loader.
         limit: the maximum number of batches in a pass.
         fetches_here: whether fetching a batch may draw from this process's random generators.
-        flight: while a batch is fetched ahead, the position before this batch; else ``None``.
+        flight: while a batch is fetched ahead, the position before this batch, otherwise ``None``.
         can_repeat: whether :meth:`last_batch` works.
-        seconds_to_first: the seconds from the start of the workers to the pass's first batch; 0 if there are no
-            workers, or if this was not measured.
+        seconds_to_first: the seconds from the start of the workers to the pass's first batch, or 0 if this was not
+            measured.
     """
 
     can_repeat = True
@@ -98,14 +98,14 @@ class Passes:
         return self._start()
 
     def start_early(self, takes_first: bool) -> None:
-        """Start the next pass early; if ``takes_first``, fetch its first batch. The next iteration continues this
-        pass.
+        """Start the next pass early. If ``takes_first`` is true, also fetch its first batch. The next iteration
+        continues this pass.
         """
         source = self._new_pass()
         self._prepared = chain(list(islice(source, int(takes_first))), source)
 
     def _leave(self) -> None:
-        """End the previous pass, which may have been abandoned; called before a new pass begins."""
+        """End the previous pass, which may have been abandoned. This method is called before a new pass begins."""
 
     def _start(self) -> Iterator[Any]:
         return without_restart(iter(self.loader))
@@ -118,7 +118,9 @@ class Passes:
     # ---- its position ------------------------------------------------------------------------------------------------
 
     def position(self, states: bool = True) -> Position:
-        """Return the position of the pass; if not ``states``, leave out the result of the loader's ``state_dict``."""
+        """Return the position of the pass. If ``states`` is false, leave out the result of the loader's
+        ``state_dict``.
+        """
         return {
             "given": self._given,
             "begun": self._begun,
@@ -173,7 +175,9 @@ class Passes:
         self._discard(self._prepared, 0, position["given"])
 
     def _discard(self, source: Iterator[Any], given: int, done: int) -> None:
-        """Fetch again and discard the batches of ``source`` from number ``given`` to number ``done``."""
+        """Fetch batches of ``source`` and discard them, until the pass has yielded ``done`` batches. ``source`` begins
+        after the first ``given`` batches.
+        """
         self._given = given
         for item in islice(source, done - given):
             self._discarded(item)

@@ -1,12 +1,12 @@
-"""Create the passes over a training loader, or over the loaders of a CombinedLoader; a run can resume in the middle of
+"""Create the passes over a training loader, or over the loaders of a CombinedLoader. A run can resume in the middle of
 a pass.
 
 [Note: how a pass is resumed]
-A loader with ``state_dict`` and ``load_state_dict`` saves its position itself. A torch DataLoader over a map-style
-dataset starts in the random state in which the interrupted pass was started, so that its sampler draws the same order.
-The sampler skips the indices of finished batches, so that these batches are not fetched. Any other loader is iterated
-again from its start, and finished batches are discarded. The remaining batches are then correct if batches depend only
-on random numbers that the loader itself draws.
+A loader with ``state_dict`` and ``load_state_dict`` saves its position itself. For a torch DataLoader over a map-style
+dataset, the random state from the start of the interrupted pass is restored first. The sampler then draws the same
+order. The sampler skips the indices of finished batches, so that these batches are not fetched. Any other loader is
+iterated again from its start, and finished batches are discarded. The remaining batches are then correct if batches
+depend only on random numbers that the loader itself draws.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _INF = float("inf")
 
 
 def passes_over(loader: Any, pins: bool = False, seeds: SampleSeeds | None = None) -> Passes:
-    """Return the passes over a training loader; ``pins`` and ``seeds`` as for :class:`SampledPasses`."""
+    """Return the passes over a training loader. :class:`SampledPasses` explains ``pins`` and ``seeds``."""
     combined = isinstance(loader, CombinedLoader)
     return CombinedPasses(loader, pins, seeds) if combined else _passes_over_one(loader, pins, seeds)
 
@@ -48,7 +48,7 @@ def is_replayed(loader: Any) -> bool:
 
 
 class CombinedPasses(Passes):
-    """The passes over a CombinedLoader; each loader inside the CombinedLoader is resumed at a position of its own."""
+    """The passes over a CombinedLoader. Each loader inside the CombinedLoader is resumed at a position of its own."""
 
     can_repeat = False  # the loaders cannot go back by one batch
 

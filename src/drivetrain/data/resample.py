@@ -26,8 +26,8 @@ class SamplerProxy:
         return len(self._sampler)
 
     def slices(self, dataset: Any) -> Iterator[Any] | None:
-        """Start a pass of :func:`drivetrain.data.batched.slices`; return ``None`` if this object needs single
-        indices.
+        """Return what :func:`drivetrain.data.batched.slices` returns for this sampler, or ``None`` if this object needs
+        single indices.
         """
         return None
 
@@ -92,7 +92,7 @@ def without_shuffle(loader: Any) -> Any:
 
 
 def with_every_sample(loader: Any) -> Any:
-    """Return ``loader``, or, if ``loader`` drops an incomplete last batch, a copy that yields this batch.
+    """If ``loader`` drops an incomplete last batch, return a copy that yields this batch. Otherwise, return ``loader``.
 
     Only a DataLoader with a batch sampler is copied. All other loaders are returned unchanged.
     """

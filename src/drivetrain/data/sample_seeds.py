@@ -2,11 +2,11 @@
 sample's index.
 
 [Note: one seed per sample]
-Before each sample, the generators of ``random``, numpy and torch's CPU are seeded from a hash of the seed, the epoch
-and the sample's index. The numbers therefore do not depend on the worker or rank that fetches the sample, or on the
-samples fetched before. Before ``collate_fn``, the generators are seeded from the indices of the batch. After the batch,
-the generators' earlier states are restored. A training process that fetches samples itself then draws the same numbers
-for dropout as a training process with workers.
+Before each sample, the generators of ``random``, numpy and torch's CPU are seeded. Their seed is a hash of the run's
+seed, the epoch and the sample's index. The numbers therefore do not depend on the worker or rank that fetches the
+sample, or on the samples fetched before. Before ``collate_fn``, the generators are seeded from the indices of the
+batch. After the batch, the generators' earlier states are restored. Dropout then draws the same numbers in a training
+process with workers as in one without workers.
 
 The sampler runs in the training process, and sends the epoch to the workers along with the indices. Persistent workers
 do not know the epoch, because their copies of objects are from an earlier epoch.
@@ -36,7 +36,7 @@ from drivetrain.data.stateful import is_stateful
 
 @dataclass
 class SampleSeeds:
-    """The values, besides the indices, on which the samples' random numbers depend; read when a pass begins.
+    """The values that, together with the index, determine a sample's random numbers. They are read when a pass begins.
 
     Attributes:
         seed: the seed of the run.
@@ -74,7 +74,7 @@ def seeded(loader: Any, seeds: SampleSeeds) -> Any:
 
     Args:
         loader: any loader.
-        seeds: the seed, the epoch and the number of the pass; read at the start of each pass.
+        seeds: the seed, the epoch and the number of the pass. They are read at the start of each pass.
     """
     if not draws_samples(loader) or is_stateful(loader):
         over = f" over {type(loader.dataset).__name__}" if isinstance(loader, DataLoader) else ""
@@ -145,7 +145,7 @@ class _Samples:
 
 
 def _plain(index: Any) -> Any:
-    """Return ``index``; convert a number of numpy or torch to a Python int."""
+    """Return ``index``. A number of numpy or torch is converted to a Python int."""
     try:
         return operator.index(index)
     except TypeError:

@@ -7,7 +7,7 @@ with its state at that point. The finished batches of the round are fetched agai
 
 Persistent workers continue with their generators in the next pass. If a pass is abandoned, its persistent workers have
 fetched ahead, and their generators have advanced. The main process then receives and discards these batches, to learn
-the workers' states. If a run resumes between an abandoned pass and the next pass, its new workers fetch the same
+the workers' states. A run may resume between an abandoned pass and the next pass. Its new workers then fetch the same
 batches ahead, so that their generators reach the same states.
 """
 
@@ -35,7 +35,7 @@ from drivetrain.data.resample import SamplerProxy, drawn_by, replaced
 
 
 class SampledPasses(Passes):
-    """Passes over a DataLoader with a map-style dataset; a resumed pass does not fetch finished batches.
+    """Passes over a DataLoader with a map-style dataset. A resumed pass does not fetch finished batches.
 
     The user's loader does not change. This class iterates a copy that shares the dataset, the samplers and the
     generator.
@@ -43,8 +43,8 @@ class SampledPasses(Passes):
     Args:
         loader: the DataLoader.
         pins: the argument ``pins`` of :func:`drivetrain.data.batched.start_pass`.
-        seeds: the values on which the samples' random numbers depend; ``None``: the numbers depend on the process that
-            fetches the sample.
+        seeds: the values on which the samples' random numbers depend. With ``None``, the numbers depend on the process
+            that fetches the sample.
     """
 
     def __init__(self, loader: Any, pins: bool = False, seeds: sample_seeds.SampleSeeds | None = None) -> None:
@@ -63,7 +63,7 @@ class SampledPasses(Passes):
             self._seeds = _Seeds(source.worker_init_fn)
             changes |= {"collate_fn": _Carrying(source.collate_fn), "worker_init_fn": self._seeds}
         self._source = replaced(source, **changes)
-        # worker -> its random states after its second to last batch and after its last batch
+        # for each worker, its random states after its last two batches
         self._states: dict[int, tuple[Any, Any]] = {}
         self._running: Iterator[Any] | None = None  # the iterator of this pass
         self._begun_at = 0.0  # when the iterator was created
@@ -88,7 +88,7 @@ class SampledPasses(Passes):
             except StopIteration:
                 break
             except Exception:
-                pass  # an error in a batch that is not used
+                pass  # the batch is not used, so its error does not matter
             self._given += 1
         self._draws.over = False
 
@@ -98,7 +98,8 @@ class SampledPasses(Passes):
         if self._sample_seeds is not None:
             self._sample_seeds.passes = self._begun
             if self._persists and torch_private.kept_iterator(self._source) is not None:
-                # torch draws a seed if it starts new workers: draw a number here, too
+                # torch draws a seed when it starts new workers. If workers are kept, this line draws the number
+                # instead.
                 torch.empty((), dtype=torch.int64).random_(generator=self._source.generator)
         if self._carries_over:
             self._draws.started = self._before
@@ -188,7 +189,7 @@ class SampledPasses(Passes):
         self._draws.skip(0, position["drawing"])
         self._draws.started = None
         if self._seeds is not None:
-            self._seeds.states = {}  # the running workers have copies of these states; torch seeds later workers
+            self._seeds.states = {}  # the running workers have copies of these states, and torch seeds later workers
         self._discard(self._prepared, skipped, done)
 
     def _discarded(self, item: Any) -> None:
@@ -197,13 +198,13 @@ class SampledPasses(Passes):
 
 
 class _Draws(SamplerProxy):
-    """Wraps a sampler; can skip its first draws, and otherwise behaves like the wrapped sampler.
+    """Wraps a sampler, and can skip its first draws. In all else, it behaves like the wrapped sampler.
 
     Attributes:
         drawing: the random state before the sampler's first draw. A DataLoader may have drawn a seed for its workers
             since the start of the pass.
-        started: the random state that the sampler restores before its first draw, if the DataLoader draws a seed that
-            the interrupted run did not draw; else ``None``.
+        started: the random state that the sampler restores before its first draw, or ``None``. It is set if the
+            DataLoader draws a seed that the interrupted run did not draw.
         over: whether running iterations must end.
     """
 
@@ -254,7 +255,9 @@ class _Draws(SamplerProxy):
 
 
 class _Carried:
-    """A worker's random state after a batch; ``None``: unchanged since the worker's previous batch."""
+    """A worker's random state after a batch, or ``None`` if the state has not changed since the worker's previous
+    batch.
+    """
 
     __slots__ = ("state",)  # not a tuple, because memory pinning would traverse it
 
@@ -277,7 +280,7 @@ class _Carrying:
         return batch, carried
 
 
-_outlives: list[Any] = []  # one byte in shared memory; unless it is 0, workers ignore SIGTERM
+_outlives: list[Any] = []  # one byte in shared memory; workers ignore SIGTERM while it is not 0
 _fits = [0]  # number of fits that run in this process
 
 

@@ -57,24 +57,24 @@ def share(
     pads: bool = False,
     draws: bool | None = None,
 ) -> DataLoader[Any] | None:
-    """Return a copy of ``loader`` that yields this rank's part of each global batch; ``None`` if the loader is not
+    """Return a copy of ``loader`` that yields this rank's part of each global batch, or ``None`` if the loader is not
     split.
 
-    The function does not split a loader that is no DataLoader, has an iterable-style dataset or a DistributedSampler,
-    or was returned by this function.
+    Only a DataLoader over a map-style dataset is split. Loaders with a DistributedSampler are not split, and results of
+    this function are not split again.
 
     Args:
         loader: the user's loader, which does not change.
         rank: the index of this process in the strategy's data group (the ranks that divide the data).
         world_size: the number of parts.
         agree: broadcasts rank 0's value to all processes.
-        splits: true: the loader's batch size is the size of the global batch; false: it is the size of each rank's
+        splits: whether the loader's batch size is the size of the global batch. If false, it is the size of each rank's
             part.
         pads: whether to repeat the first samples of the order, so that all ranks get equally many samples
             (``drivetrain.parity``).
-        draws: whether this process is rank 0 of the job, whose random state determines the order; ``None``: true if
-            ``rank`` is 0. Processes that share one model get the same part, so several processes may have the ``rank``
-            0.
+        draws: whether this process is rank 0 of the job, whose random state determines the order. The default is true
+            if ``rank`` is 0. Several processes may have the ``rank`` 0, because processes that share one model get the
+            same part.
 
     Raises:
         ConfigurationError: the loader's sampler has no length, or ``splits`` is true and the loader has no batch
@@ -100,7 +100,7 @@ def share(
             f"split_batches splits batches of a known size, and this loader's come from {type(drawn).__name__}. "
             "Give the DataLoader a batch_size, or leave split_batches out."
         )
-    else:  # a user's batch sampler, or the sampler of single indices of a loader with batch_size=None
+    else:  # a user's batch sampler, or, with batch_size=None, a sampler of single indices
         batches = DealtBatches(drawn, rank, world_size, agree)
     if draws is not None:
         batches.draws = draws
@@ -112,12 +112,12 @@ def samples_in(loader: Any, batches: int) -> int | None:
 
     Args:
         loader: the loader of one rank. If the loader is a result of :func:`share`, the samples of all ranks are
-            counted; otherwise, only this rank's samples are counted.
+            counted. Otherwise, only this rank's samples are counted.
         batches: the number of batches on this rank.
 
     Returns:
-        The number of samples. For a user's batch sampler: the number of batches. For loaders without a sampler:
-        ``None``.
+        The number of samples, or of batches if the user has passed a batch sampler. It is ``None`` for loaders without
+        a sampler.
     """
     if not (place := drawn_by(loader)):
         return None
@@ -134,10 +134,10 @@ def samples_in(loader: Any, batches: int) -> int | None:
 def order_of(loader: Any) -> dict[str, Any] | None:
     """Return a description of the order in which a loader draws its samples, for comparison with another loader.
 
-    Returns: ``None`` unless the loader is a DataLoader over a map-style dataset; else a dictionary. ``sampler``: the
-    name of the sampler's class. ``samples``: the number of samples that the sampler draws, or ``None``. ``dataset``:
-    the length of the dataset, or ``None``. ``options``: the sampler's attributes that determine the order.
-    ``own_batches``: whether a user's batch sampler makes the batches, so that positions count batches.
+    Returns: A dictionary for a DataLoader over a map-style dataset, otherwise ``None``. ``sampler``: the name of the
+    sampler's class. ``samples``: the number of samples that the sampler draws, or ``None``. ``dataset``: the length of
+    the dataset, or ``None``. ``options``: the sampler's attributes that determine the order. ``own_batches``: whether a
+    user's batch sampler makes the batches. Positions then count batches instead of samples.
     """
     if not (place := drawn_by(loader)):
         return None
@@ -177,7 +177,7 @@ class RankBatches(SamplerProxy):
         rank, world_size, agree: as for :func:`share`.
     """
 
-    _spare = slice(0, 1)  # what a rank without a part of its first global batch gets of it, with the factor 0
+    _spare = slice(0, 1)  # a rank that would get nothing of the first global batch gets this slice, with the factor 0
 
     def __init__(self, order: Any, size: int, rank: int, world_size: int, agree: Agree) -> None:
         super().__init__(order)
@@ -185,8 +185,8 @@ class RankBatches(SamplerProxy):
         self.draws = rank == 0
         """Whether this process draws the order with its own random state."""
         self.divided_from = 0
-        """The number of items of the order that an interrupted run has processed in global batches of another size. The
-        resumed pass begins after these items, which count as at least one batch.
+        """The number of samples or complete batches that an interrupted run has already processed, if its global
+        batches had another size. The resumed pass begins after these items, which count as at least one batch.
         """
         self._drop_last = self._pads = False
 
@@ -217,7 +217,7 @@ class RankBatches(SamplerProxy):
         return len(self._sampler)
 
     def batches_before(self) -> int:
-        """Return how many batches the items before :attr:`divided_from` count as."""
+        """Return the number of batches in the first :attr:`divided_from` items, which count as at least one batch."""
         return max(self.divided_from // self._size, 1) if self.divided_from else 0
 
     def items_in(self, batches: int) -> int:
@@ -227,14 +227,14 @@ class RankBatches(SamplerProxy):
         return min(there, self._total())
 
     def _bounds(self) -> Iterator[tuple[int, int]]:
-        """For each global batch, yield the positions in the order at which the batch begins and ends."""
+        """Yield where each global batch begins and ends, as positions in the order."""
         first, total, start = self.batches_before(), self._total(), 0
         for number in range(1, len(self) + 1):
             stop = number * self._size if number < first else self.divided_from + (number - first) * self._size
             yield start, (start := min(stop, total))
 
     def uneven_from(self) -> float:
-        """Return the index of the first global batch whose parts may have unequal sizes; ``inf`` if there is no such
+        """Return the index of the first global batch whose parts may have unequal sizes, or ``inf`` if there is no such
         batch.
         """
         if self._size % self.world_size:
@@ -280,11 +280,11 @@ class RankBatches(SamplerProxy):
             return drawn_order(self._sampler)
         order = without_restart(iter(self._sampler))
         if type(self._sampler) is RandomSampler:
-            # when its first index is requested, the sampler also draws a seed for its generator; this call requests the
-            # first index
+            # The sampler draws a seed for its generator when the first index is requested. Therefore request the first
+            # index here.
             first = list(itertools.islice(order, 1))
             return itertools.chain(first, order)
-        return iter(list(order))  # exhaust the sampler in rank 0's random state
+        return iter(list(order))  # draw all indices now, while the generators have rank 0's random state
 
 
 def _alike(state: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -294,7 +294,7 @@ def _alike(state: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 class SlicedBatches(RankBatches):
-    """This rank's slices of global batches; the samples come from a sampler of single samples.
+    """This rank's slices of global batches. The samples come from a sampler of single samples.
 
     Args:
         order: a sampler of single samples, with a length.
@@ -324,7 +324,7 @@ class SlicedBatches(RankBatches):
 
 
 class DealtBatches(RankBatches):
-    """Complete batches of a user's batch sampler, which the ranks get in turn.
+    """Deals complete batches of a user's batch sampler to the ranks, one after another.
 
     Args:
         order: an iterable with a length. Its items are lists of indices, or single indices for a loader with

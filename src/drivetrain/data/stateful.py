@@ -17,11 +17,11 @@ def is_stateful(loader: Any) -> bool:
 
 
 def samples_of_all_ranks(position: Any) -> int | None:
-    """Return how many samples of the epoch all ranks together have received, if the loader's state contains this
-    number; else ``None``.
+    """Return how many samples of the epoch all ranks together have received. Return ``None`` if the loader's state does
+    not contain this number.
 
     The number is the entry ``sample_in_epoch`` of the loader's state, or of the dataset's state inside the loader's
-    state. A loader with such a state can divide the rest of the epoch among any number of ranks.
+    state. If its state has this entry, a loader can divide the rest of the epoch among any number of ranks.
 
     Args:
         position: the position of a pass.
@@ -60,8 +60,8 @@ def between_passes(loader: Any, state: Any, begun: bool, whole: bool) -> Iterato
         begun: whether the saved pass had yielded a batch or had ended.
         whole: as in :func:`rest_of_pass`.
 
-    Returns: If a limit or the user had ended the pass early: its remaining batches, which the caller must pass to
-    :func:`leave` before the next pass. Else: ``None``.
+    Returns: The remaining batches, if a limit or the user had ended the pass early. The caller must pass them to
+    :func:`leave` before the next pass. Otherwise ``None``.
     """
     if not begun or hasattr(loader, "__next__"):  # a loader that is its own iterator continues at its position
         loader.load_state_dict(copy.deepcopy(state))

@@ -14,7 +14,7 @@ from drivetrain.launchers.launcher import LaunchError
 from drivetrain.launchers.signals import Sent, exception_of, was_asked_to_end
 from drivetrain.launchers.watch import Watch
 
-_POLL_S = 0.5  # seconds between two checks of the deadline, because a signal can change the deadline
+_POLL_S = 0.5  # seconds between two checks of the deadline, because a signal may have changed the deadline
 _SAVED_S = 1.0  # seconds for a rank to end after its save
 
 
@@ -54,9 +54,9 @@ class Ending:
 
     Args:
         board: shows the progress of this machine's ranks. ``None`` if their progress is unknown.
-        stop_timeout_s: the seconds in which the ranks must save.
-        echo_s: seconds to wait after the first reported failure. This failure may be a lost connection to a rank that
-            failed earlier, but has not reported yet.
+        stop_timeout_s: the ranks have this many seconds to save.
+        echo_s: seconds to wait for further reports after the first report of a failure. The first report may only be
+            about a lost connection, and the rank that closed the connection may report later.
         clock: a monotonic clock, in seconds.
 
     Attributes:
@@ -75,8 +75,8 @@ class Ending:
     def turns(
         self, running: Collection[int], failed: Mapping[int, Ended], sent: Sent, send: Callable[[int], None]
     ) -> Iterator[float]:
-        """Yield how many seconds the caller shall wait for the end of a rank. Stop when all ranks have ended or must be
-        killed.
+        """Yield, again and again, for how many seconds the caller must wait for the end of a rank. The iterator ends
+        when all ranks have ended, or when the caller must kill the remaining ranks.
 
         After each wait, the caller updates ``running`` and ``failed``.
 
@@ -100,8 +100,8 @@ class Ending:
                 asked = any(each.asked for each in failed.values())
                 by_itself = any(not (each.asked or each.failure.follows) for each in failed.values())
                 here = [each for each in running if each < len(ranks)]
-                # not after a signal of this process: the ranks may be saving, and a second signal could interrupt the
-                # save
+                # If this process got a signal, the ranks already have this signal and may be saving. A second signal
+                # could interrupt the save.
                 if self.look(here, asked=asked, failed=by_itself) and asked and sent.number is None:
                     send(signal.SIGTERM)
             elif watch is not None and sent.number is None and (text := watch.look()):
@@ -113,7 +113,8 @@ class Ending:
         Args:
             running: the local ranks that still run.
             asked: whether a signal has asked a rank to end.
-            failed: whether a rank has failed, and neither a signal nor another rank's failure was the cause.
+            failed: whether a rank has failed for a reason of its own, and not because of a signal or another rank's
+                failure.
         """
         now, first = self.clock(), self.deadline == math.inf
         saves = self.board is not None and self.board.any(SAVES, running)

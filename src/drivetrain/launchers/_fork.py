@@ -11,16 +11,17 @@ import torch.multiprocessing
 
 from drivetrain.errors import ConfigurationError
 
+# The time limit in seconds for one operation in a forked process. The operation takes milliseconds. If the process
+# lacks threads that torch needs, the operation never ends.
+_PROBE_S = 10.0
 _CURE = 'Use start_method="spawn" or "forkserver", or launch before anything is computed in this process.'
 
 
-def check_fork(threads: int | None, timeout_s: float) -> None:
+def check_fork(threads: int | None) -> None:
     """Check that a forked process can compute.
 
     Args:
         threads: the number of torch's threads in forked processes. ``None``: the number in this process.
-        timeout_s: seconds to wait for an operation in a forked process. The operation takes milliseconds, or never ends
-            because the threads that it needs are missing.
 
     Raises:
         ConfigurationError: a forked process cannot compute.
@@ -33,13 +34,13 @@ def check_fork(threads: int | None, timeout_s: float) -> None:
         )
     probe = torch.multiprocessing.get_context("fork").Process(target=_compute, args=(threads,), daemon=True)
     probe.start()
-    probe.join(timeout_s)
+    probe.join(_PROBE_S)
     code = probe.exitcode
     if code is None:
         probe.kill()
         probe.join()
     if code != 0:
-        how = f"did not end within {timeout_s:g} s" if code is None else f"ended with exit code {code}"
+        how = f"did not end within {_PROBE_S:g} s" if code is None else f"ended with exit code {code}"
         raise ConfigurationError(
             f'start_method="fork" copies this process, but a parallel torch operation in a copy {how}: torch has '
             f"already started its threads here, which a copy does not have. {_CURE}"

@@ -29,8 +29,8 @@ _FP32_PRECISION = (
 class ProcessState:
     """The process-wide state that a program can set before the job's processes start.
 
-    For the random generators of a device, only the seed is passed. To read the state of such a generator, this process
-    would have to use the device.
+    For the random generators of a device, only the seed is passed. Reading a device generator's state would initialize
+    the device in this process.
     """
 
     environ: dict[str, str]
@@ -39,7 +39,7 @@ class ProcessState:
     deterministic: tuple[bool, bool, bool]  # deterministic algorithms: on, warn only, fill memory
     cudnn: tuple[bool, bool, bool]  # enabled, benchmark, deterministic
     fp32_precision: dict[str, str]
-    matmul_precision: str | None  # torch's older switch; None if no value of this switch matches the newer switches
+    matmul_precision: str | None  # torch's older switch, or None if it cannot express the values of the newer switches
     cudnn_tf32: bool | None
     default_dtype: torch.dtype
     parity: parity.Parity
@@ -86,7 +86,7 @@ class ProcessState:
         switches were set.
         """
         with warnings.catch_warnings():
-            # torch has already given these warnings where the program set the older switches
+            # torch gave the same warnings when the program set the older switches
             warnings.simplefilter("ignore")
             if self.matmul_precision not in (None, _unless_mixed(torch.get_float32_matmul_precision)):
                 torch.set_float32_matmul_precision(self.matmul_precision)

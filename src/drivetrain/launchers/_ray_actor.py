@@ -1,7 +1,7 @@
 """The process in a Ray actor that becomes a rank. This file is imported only if Ray is used.
 
-Objects are pickled with Ray's cloudpickle. Unlike pickle, cloudpickle includes the code of classes that another process
-cannot import: the classes of the program's file or of a notebook.
+Objects are pickled with Ray's cloudpickle. cloudpickle also pickles the code of classes that another process cannot
+import, such as the classes of a notebook.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class RayActor:
 
     def run(self, variables: Mapping[str, str], threads: str | None, origin: bytes, call: bytes) -> bytes | Ended:
         """Become a rank and call the function. Rank 0 returns the pickled result, and the other ranks return ``b""``.
-        After an error, return the failure.
+        After an exception, return an :class:`Ended`.
 
         Args:
             variables: the environment variables with the rank.
@@ -88,8 +88,8 @@ def _handle_signals() -> None:
     """Replace Ray's signal handlers with Python's default handlers, so that a fit saves after SIGTERM and SIGINT.
 
     With Ray's handlers, SIGTERM ends the process at once, and SIGINT is blocked. The launching process forwards both
-    signals to this process. This process leaves its process group, because the terminal also sends signals to this
-    group.
+    signals to this process. This process also starts its own session, so that it gets no signals directly from the
+    terminal.
     """
     with suppress(OSError):  # OSError: the process already leads a group
         os.setsid()
@@ -153,7 +153,8 @@ def _become(variables: Mapping[str, str], threads: str | None, origin: Origin) -
     sys.argv[:] = origin.argv
     sys.path.extend(entry for entry in origin.path if entry not in sys.path)
     state.apply({**variables, **({} if threads is None else {"OMP_NUM_THREADS": threads})})
-    if threads is not None and threads.isdigit():  # torch has already read OMP_NUM_THREADS
+    # torch has already read OMP_NUM_THREADS, and does not see the new value
+    if threads is not None and threads.isdigit():
         torch.set_num_threads(int(threads))
 
 
@@ -175,6 +176,6 @@ def _ended(error: BaseException) -> Ended:
         return Ended(Failure(time.monotonic(), summary, "Return in place of calling sys.exit()."), code)
     failure = child.failure_of(error)
     with suppress(Exception):  # an exception that cannot be pickled is reported as text only
-        # cloudpickle, because the program's file may define the exception's class
+        # pickle cannot pickle an exception if the program's file defines its class
         failure = replace(failure, exception=cloudpickle.dumps(error))
     return Ended(failure)

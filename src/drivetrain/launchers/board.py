@@ -1,7 +1,7 @@
-"""The board: the shared memory and the files through which each rank shows its progress to the process that watches the
+"""The board consists of shared memory and files. Each rank shows there its progress to the process that watches the
 ranks.
 
-The training loops count their steps in integers in shared memory, so watching costs a step nothing. The files are in a
+The training loops count their steps in integers in shared memory, so a step does no extra work. The files are in a
 folder that only this user may enter. The launching process creates the folder before the ranks start, and removes the
 folder after the ranks have ended. If another program has started the ranks, local rank 0 creates the folder and starts
 a watching process, which removes the folder.
@@ -31,15 +31,15 @@ PHASE, BATCHES, STEP, STORING, SHOWN, SAVING, SAVES, STALL, PID, NAMESPACE, ENGI
 """Indices of the integers that a rank writes. PHASE: the phase of the run. BATCHES: how many batches have begun. STEP:
 how many optimizer steps were made. STORING: how many saves the rank waits for. SHOWN: whether a run has begun. SAVING:
 whether the rank saves because of a failure. SAVES: whether the rank would save after a failure. STALL: the milliseconds
-without progress before a report, or 0 if the run has one process. PID: the process id. NAMESPACE: the PID namespace.
-ENGINE: whether the program uses an Engine.
+without progress after which a report is printed, or 0 if the run has one process. PID: the process id. NAMESPACE: the
+PID namespace. ENGINE: whether the program uses an Engine.
 """
 
 FOLDER = "drivetrain-"
 """The first characters of the name of a board's folder."""
 
 SAVE_BEGINS_S = 5.0
-"""The seconds in which a rank must begin a save after another rank has failed."""
+"""After another rank has failed, a rank has this many seconds to begin a save."""
 
 _RUN = "run"
 _WORDS = 16
@@ -68,7 +68,7 @@ class Sheet:
             self.words: Any = memoryview(mmap.mmap(file.fileno(), _SIZE)).cast("q")
         self.words[PID], self.words[NAMESPACE] = os.getpid(), _namespace()
         if not faulthandler.is_enabled():
-            # stays open: if a signal kills this process, faulthandler writes the stacks to this file
+            # The file stays open, because faulthandler writes the stacks to it if a signal kills this process.
             self._stacks = open(folder / f"{local_rank}.stacks", "w")  # noqa: SIM115  # a dying process writes
             faulthandler.enable(self._stacks)
 
@@ -82,8 +82,8 @@ class Sheet:
         (self.folder / _RUN).write_text(os.path.abspath(path))
 
     def note_collective(self, text: str) -> None:
-        """Write a text for the report: the collective in which, or after which, this rank has failed. ``text`` is "in
-        ..." or "after ...".
+        """Write ``text`` for the report. ``text`` is "in" or "after", and the collective in or after which this rank
+        has failed.
         """
         (self.folder / f"{self.local_rank}.collective").write_text(text)
 
@@ -121,7 +121,7 @@ def own_sheet() -> Sheet | None:
     if folder and "LOCAL_RANK" in os.environ:
         try:
             _own[:] = [Sheet(Path(folder), int(os.environ["LOCAL_RANK"]))]
-        except (OSError, ValueError):  # the job of this board has ended
+        except (OSError, ValueError):  # the job has ended, and its folder was removed
             return None
         keep_sockets_in(Path(folder))
     return _own[0] if _own else None
@@ -169,7 +169,9 @@ class Board:
         return self._text(_RUN)
 
     def words(self, local_rank: int) -> Sequence[int]:
-        """Return the integers of a rank. This works even if the rank is dead or the folder was removed."""
+        """Return the integers that a rank has written. This works even if the rank is dead or the folder was
+        removed.
+        """
         return tuple(self._slots[local_rank])
 
     def pid(self, local_rank: int) -> int:
@@ -178,7 +180,7 @@ class Board:
         return words[PID] if words[NAMESPACE] == _namespace() else 0
 
     def any(self, word: int, local_ranks: Sequence[int]) -> bool:
-        """Return whether this integer is nonzero for any of these ranks."""
+        """Return whether the integer at index ``word`` is nonzero for any of ``local_ranks``."""
         return any(self.words(each)[word] for each in local_ranks)
 
     def place(self, local_rank: int) -> str:
@@ -200,11 +202,11 @@ class Board:
         return bool(words[SHOWN] and words[PHASE])
 
     def note_collective(self, local_rank: int, text: str) -> None:
-        """Write a text for the report: the collective in which a rank waits."""
+        """Write ``text`` for the report. ``text`` names the collective in which a rank waits."""
         (self.folder / f"{local_rank}.collective").write_text(text)
 
     def stacks(self, local_rank: int) -> str:
-        """Return the stacks that a rank wrote when a signal such as SIGSEGV killed the rank, or ""."""
+        """Return the stacks that a rank wrote when a signal such as SIGSEGV killed it, or "" if there are none."""
         return self._text(f"{local_rank}.stacks")
 
     def _text(self, name: str) -> str:
@@ -224,7 +226,7 @@ class Board:
         """
         lines = [f"Rank {self.ranks[local_rank]} of {self.world_size} (process {pid}) {end} {self.place(local_rank)}."]
         lines += self.places(but=local_rank)
-        lines += [each.rstrip() for each in (self.stacks(local_rank), text) if each]  # the error is the last line
+        lines += [each.rstrip() for each in (self.stacks(local_rank), text) if each]  # the last line is the error
         return "\n".join(lines)
 
 

@@ -1,5 +1,5 @@
-"""The code of a started process: apply the launching process's state, call the function, and report the function's
-result.
+"""The code that runs in a started process. It applies the launching process's state, calls the function, and writes the
+function's result to a file.
 
 Reports are pickled files in a folder that only this user may enter. Unpickling a report is safe, because a process of
 this job has written it.
@@ -48,8 +48,8 @@ _PLAIN_DATA_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 class Sealed(Generic[T]):
     """A value for another process. The value is unpickled when the other process calls :meth:`open`.
 
-    Tensors are pickled with their data. torch would instead move the tensors into shared memory. All replicas would
-    then train the same weights, and shared memory is often small. Tensors that are already in shared memory stay
+    Tensors are pickled with their data. By default, torch would move pickled tensors into shared memory. All replicas
+    would then train the same weights, and shared memory is often small. Tensors that are already in shared memory stay
     shared.
     """
 
@@ -115,8 +115,8 @@ class _Trail(pickle._Pickler):
 
 
 def _holder(value: Any) -> str:
-    """Return the end of a sentence: the class and the attribute that cannot be pickled. Return "" if the cause is no
-    attribute.
+    """Return a text for an error message, which names the attribute that cannot be pickled and the class of its object.
+    Return "" if no attribute is the cause.
     """
     trail = _Trail()
     with suppress(Exception):
@@ -147,7 +147,7 @@ def _key(container: Any, item: Any) -> Any:
 
 
 def _check_main(obj: Any) -> None:
-    """Check that a new Python process can import a class or function of ``__main__``.
+    """Check that a new Python process can import ``obj``, a class or function of ``__main__``.
 
     Raises:
         ConfigurationError: the program is a notebook or an interactive session.
@@ -213,8 +213,8 @@ def run(place: Place, state: Sealed[ProcessState], call: Sealed[Call]) -> None:
     try:
         allow_interrupts()
         state.open().apply(place.variables)
-        # Called even if the number is unchanged: in a forked process, the first call rebuilds torch's pool of threads.
-        # torch would abort if another thread needed the pool at that time.
+        # Called even if the number does not change. In a forked process, the first call creates a new thread pool of
+        # torch. If another thread needed the pool during this call, torch would abort the process.
         torch.set_num_threads(place.threads or torch.get_num_threads())
         function, args, kwargs = call.open()
         own_parameters()
@@ -231,7 +231,7 @@ def run(place: Place, state: Sealed[ProcessState], call: Sealed[Call]) -> None:
 
 
 def own_parameters() -> None:
-    """Move the parameters and buffers of this process's modules from shared memory to memory of this process alone."""
+    """Copy this process's parameters and buffers from shared memory into the process's own memory."""
     copies: dict[int, torch.UntypedStorage] = {}
     for module in gc.get_objects():
         if not issubclass(type(module), nn.Module) or PARAMETERS not in vars(module):
@@ -303,7 +303,7 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def follows(error: BaseException | None) -> bool:
-    """Whether another rank's failure has caused ``error``: a lost connection, or an exception about that failure."""
+    """Whether another rank's failure has caused ``error``. For example, ``error`` is about a lost connection."""
     declared = (PeerError, *([torch.distributed.DistError] if hasattr(torch.distributed, "DistError") else []))
     while error is not None:
         broken = any(words in text_of(error) for words in ("closed by peer", "reset by peer", "gloo"))

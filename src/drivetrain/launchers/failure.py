@@ -20,7 +20,7 @@ class Failure:
     """How a failed process ended.
 
     Attributes:
-        when: the time of the failure, in seconds of a clock that all processes of the machine share.
+        when: the time of the failure, in seconds of the machine's monotonic clock.
         summary: what happened, as the end of a sentence that begins with the process's name.
         cure: what the user can do about the failure, or "".
         follows: whether another process's failure seems to be the cause.
@@ -42,7 +42,7 @@ class Failure:
         if not self.traceback:
             return None
         trace = RemoteTraceback(self.traceback)
-        # without frames, the traceback only repeats the exception
+        # a traceback without frames would only repeat the exception's message
         has_lines = "Traceback (most recent" in self.traceback
         try:
             exception = pickle.loads(self.exception)
@@ -64,7 +64,7 @@ def read_failure(folder: Path, local_rank: int) -> Failure | None:
 
 
 def first_of(failures: Mapping[int, Failure]) -> int:
-    """Return the rank that failed first. A failure that another rank's failure has caused counts only if all failures
-    are of this kind.
+    """Return the rank that failed first. Ignore failures that another rank's failure has caused. If there are no
+    others, consider them all.
     """
     return min(failures, key=lambda rank: (failures[rank].follows, failures[rank].when))

@@ -2,8 +2,8 @@
 the ranks that are missing there.
 
 torch records collectives by default, also with Gloo. torch 2.9 records them only if an environment variable is set. A
-trace is torch's JSON. This file adds the members of each process group, because torch sometimes leaves out the members.
-This file reads traces without importing torch.
+trace is a dictionary in the form of torch's JSON. This file adds the members of each process group, because torch
+sometimes leaves out the members. This file reads traces without importing torch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ with on_first_use:
 
 Trace = Mapping[str, Any]
 
-# The environment variable with the number of collectives that torch records: its current name, and an earlier name.
+# Two environment variables that set how many collectives torch records: the current one and an earlier one.
 _SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 
 # Collectives for which all ranks must pass tensors of the same shape.
@@ -102,7 +102,7 @@ def last(trace: Trace | None, group: str | None = None) -> Collective | None:
 
 
 def missing(collective: Collective, trace: Trace, traces: Mapping[int, Trace | None]) -> dict[int, str]:
-    """Return the ranks that are missing in a collective, each with the reason why the rank is missing.
+    """Return the ranks that have not joined a collective. The values are the reasons.
 
     Args:
         collective: a collective in which a rank waits.

@@ -20,7 +20,7 @@ if sys.platform != "win32":
     import fcntl
 
 DESCRIPTION, HELD = "board.json", "held"
-"""The name of the file that describes a folder, and an entry of this file: whether the job's processes lock the
+"""The name of a JSON file in each folder, and a key in this file. The value is true if the job's processes lock the
 folder.
 """
 
@@ -60,9 +60,9 @@ def job_folder() -> Iterator[Path]:
 def hold(folder: Path) -> int | None:
     """Lock ``folder`` until this process and its forks have ended. Return the file descriptor that holds the lock.
 
-    The lock shows :func:`sweep` that the job still runs. Process ids could not show whether the job still runs, because
-    every container counts its own processes. Some programs that clean temporary folders, such as systemd-tmpfiles,
-    respect the lock, too.
+    The lock shows :func:`sweep` that the job still runs. Process ids would not show this, because each container
+    numbers its own processes. Some programs that clean temporary folders, such as systemd-tmpfiles, respect the lock,
+    too.
     """
     if sys.platform == "win32":
         return None
@@ -101,7 +101,8 @@ def _remove_if_left(folder: Path) -> None:
         if os.fstat(end).st_uid != os.geteuid():
             return
         fcntl.flock(end, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        described = json.loads((folder / DESCRIPTION).read_text())  # written after the folder was locked
+        # a job writes this file only after it has locked the folder
+        described = json.loads((folder / DESCRIPTION).read_text())
         if isinstance(described, dict) and described.get(HELD):
             shutil.rmtree(folder, ignore_errors=True)
     finally:

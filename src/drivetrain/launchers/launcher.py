@@ -66,7 +66,7 @@ class Launcher(ABC):
     """Whether a job with one process runs in this process, without a launch."""
 
     stop_timeout_s: float = 600.0
-    """The seconds in which the processes must save and end after a signal: ``Trainer(stop_timeout_s=...)``."""
+    """After a signal, the processes have this many seconds to save and end. See ``Trainer(stop_timeout_s=...)``."""
 
     scheduler: ClassVar[str | None] = None
     """The name of the system that chooses the job's machines and devices, or ``None`` if the user's arguments choose
@@ -74,10 +74,10 @@ class Launcher(ABC):
     """
 
     endings: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """For each name of this launcher, the suffixes of strategies' names that select the launcher. The default suffix is
-    the name itself.
+    """For each name of this launcher, the suffixes of strategies' names that select the launcher. By default, the
+    suffix is the launcher's name.
 
-    ``strategy="ddp_ray"`` has the suffix "ray". "ddp" has the suffix "".
+    For example, ``strategy="ddp_ray"`` has the suffix "ray", and "ddp" has the suffix "".
     """
 
     def __init__(self, environment: ClusterEnvironment, num_processes: int, num_nodes: int = 1) -> None:
@@ -135,7 +135,8 @@ class _Launchers(Registry[Launcher]):
             super().check_arguments(start, cls, init_params)
 
     def endings(self, installed: bool) -> dict[str, str]:
-        """Return the start method that each suffix of strategies' names selects. No package is imported.
+        """Return a dictionary from suffixes of strategies' names to the start methods that they select. This method
+        imports no package.
 
         If a launcher of drivetrain and another launcher have the same suffix, the suffix selects drivetrain's launcher.
 
@@ -181,7 +182,7 @@ class LaunchError(DrivetrainError):
 
     Attributes:
         rank: global rank of the process that failed first.
-        exit_code: the exit code of that process; ``-n`` means signal n.
+        exit_code: the exit code of that process. ``-n`` means that signal n ended it.
     """
 
     def __init__(self, message: str, rank: int, exit_code: int) -> None:
@@ -194,11 +195,11 @@ class LaunchError(DrivetrainError):
 
 
 def variables_of(environment: ClusterEnvironment, num_processes: int, num_nodes: int) -> Iterator[dict[str, str]]:
-    """Yield, for each process of this machine, the environment variables with its rank.
+    """Yield the environment variables of each process on this machine, such as ``RANK``.
 
-    If the user has not set ``OMP_NUM_THREADS``, the variables include ``OMP_NUM_THREADS``: the process's share of the
-    processors. If all processes are on one machine, ``MASTER_ADDR`` is a loopback address, even if the environment has
-    the address of another machine.
+    If the user has not set ``OMP_NUM_THREADS``, its value becomes the process's share of the processors. If all
+    processes are on one machine, ``MASTER_ADDR`` is a loopback address, even if the environment has the address of
+    another machine.
     """
     node, threads = environment.node_rank(), threads_each(num_processes)
     address = environment.main_address

@@ -25,8 +25,7 @@ from drivetrain.launchers.folder import job_folder
 from drivetrain.launchers.launcher import Launcher, threads_each, variables_of
 from drivetrain.launchers.signals import Sent, exception_of, forwarding, say_who_is_killed, without_interrupts
 
-_PROBE_S = 10.0
-_ECHO_S = 1.0  # seconds in which the failed process must report after another process lost the connection
+_ECHO_S = 1.0  # seconds for the failed process to report, after another process has reported a lost connection
 
 
 class MultiProcessingLauncher(Launcher):
@@ -49,8 +48,8 @@ class MultiProcessingLauncher(Launcher):
             __name__ == "__main__":``. "fork" copies this process, also in a notebook. The copy fails if this process
             has already used a device or torch's threads. "forkserver" copies a new Python process, and pickles like
             "spawn".
-        interrupt_grace_s: the seconds in which the processes must end after Ctrl-C if some process has not started yet.
-            After all processes have started, the time is ``stop_timeout_s``.
+        interrupt_grace_s: after Ctrl-C, the processes have this many seconds to end, if some process has not started
+            yet. After all processes have started, they have ``stop_timeout_s`` seconds.
 
     Raises:
         ConfigurationError: the start method is unknown, or the operating system does not support it.
@@ -89,7 +88,7 @@ class MultiProcessingLauncher(Launcher):
         """
         threads = threads_each(self.num_processes)
         if self.start_method == "fork":
-            check_fork(threads, _PROBE_S)
+            check_fork(threads)
         context: Any = torch.multiprocessing.get_context(self.start_method)
         state, call = child.Sealed(ProcessState.current()), child.Sealed((function, args, kwargs))
         first = self.environment.node_rank() * self.num_processes
@@ -101,7 +100,7 @@ class MultiProcessingLauncher(Launcher):
                 process = context.Process(target=child.run, args=(place, state, call))
                 with _early_variables(place), without_interrupts():
                     process.start()
-                    processes.append(process)  # before Ctrl-C is handled, so that this process is ended, too
+                    processes.append(process)  # before Ctrl-C is handled, because only processes in the list are ended
             with forwarding(lambda number: _send(processes, number), self.stop_timeout_s) as sent:
                 self._wait(processes, board, sent)
             return child.read_result(folder)
@@ -165,8 +164,8 @@ def _ends(processes: Sequence[Any]) -> Iterator[dict[Any, int]]:
     """Context that yields a dictionary. Each value is a local rank. The key is an object that
     ``multiprocessing.connection.wait`` returns when the rank's process ends.
 
-    On Linux the objects are pidfds. Python's sentinel is a pipe that the process's children also keep open, so a killed
-    rank would seem to live as long as its DataLoader workers.
+    On Linux the objects are pidfds. Python's own sentinel is a pipe that the rank's DataLoader workers keep open, too.
+    With the pipe, a killed rank would seem to live until its workers end.
     """
     with ExitStack() as stack:
         ends: dict[Any, int] = {}

@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-_ENDS_S = 10.0  # the seconds in which a rank with nothing to save must end
+_ENDS_S = 10.0  # a rank that has nothing to save must end after this many seconds
 _POLL_S = 0.1
 _WORKER = "pt_data_worker"  # torch's name for the workers of a DataLoader
 
@@ -38,7 +38,7 @@ class _Grace:
 
 
 def follow(launcher: int) -> None:
-    """Start the thread that ends this process soon after the process ``launcher``, its parent. Later calls have no
+    """Start a thread that ends this process soon after the parent process ``launcher`` has ended. Later calls have no
     effect.
     """
     if sys.platform != "linux" or not hasattr(os, "pidfd_open") or _Grace.followed == os.getppid():
@@ -47,7 +47,8 @@ def follow(launcher: int) -> None:
         return
     try:
         end = os.pidfd_open(launcher)
-    # the kernel is old, or the launching process has just ended, and the system's SIGTERM ends this process
+    # The kernel is old, or the launching process has just ended. After its end, the system sends SIGTERM to this
+    # process.
     except OSError:
         return
     _Grace.followed = launcher
@@ -56,9 +57,7 @@ def follow(launcher: int) -> None:
 
 @contextmanager
 def may_take(seconds: float) -> Iterator[None]:
-    """Context in which this process may continue for ``seconds`` after the end of its launching process, in order to
-    save.
-    """
+    """Context that gives this process ``seconds`` to save and end, after its launching process has ended."""
     before, _Grace.seconds = _Grace.seconds, seconds
     try:
         yield
@@ -87,7 +86,7 @@ def _await(end: int) -> None:
 def kill_workers(ranks: Collection[int]) -> None:
     """Kill the DataLoader workers of ranks that have ended. Does nothing if the system is not Linux.
 
-    A worker ends soon after the end of the worker's rank, but not while the worker reads a sample. Reading may hang.
+    A worker that is reading a sample does not notice that its rank has ended. Reading may hang.
 
     Args:
         ranks: the process ids of the ranks. Each rank leads a session.

@@ -42,10 +42,10 @@ _HERE = "local"  # Ray's name for a new cluster of only this machine
 _STORE_BYTES = 200 * 2**20
 _SOON_S = 10.0
 _LAST_WORDS_S = 0.5  # time to print the actors' last output, which Ray fetches ten times a second
-_ECHO_S = 10.0  # Ray detects a rank's death after seconds, and ranks that lose a connection report at once
+_ECHO_S = 10.0  # Ray notices a dead rank seconds after the other ranks have reported their lost connections
 _CURE = "Create it where it is used: in setup, in configure_model, or in another hook, which run in each process."
 _DIED = "If you did not kill it, its machine is gone or ran out of memory: use smaller batches or fewer loader workers."
-_OF_RAY = re.compile("_group_|node:|memory")  # resources that no job requests
+_OF_RAY = re.compile("_group_|node:|memory")  # resources of Ray itself, which no job requests
 # For these devices, the name of Ray's resource is torch's device type in capitals. For any other device, the name is
 # "GPU".
 _NOT_CALLED_GPU = ("HPU", "NPU", "TPU")
@@ -61,18 +61,18 @@ class RayLauncher(Launcher):
     are sent automatically.
 
     Every machine runs ``num_processes`` actors. The ranks on a machine are consecutive. If this machine runs actors, it
-    has the first ranks. Each actor gets a copy of every tensor, and this process's random state, torch settings,
-    working directory, command line and ``sys.path`` (after the usual entries). Each actor gets the environment
-    variables with its rank. An actor on this machine also gets this process's other environment variables. An actor on
-    another machine only gets the variables that are not set on the actor's machine. The number of threads is
-    ``OMP_NUM_THREADS``. If ``OMP_NUM_THREADS`` is not set, an actor has one thread for each processor that Ray has
-    reserved for the actor. In a cluster that this launcher has started, an actor then has one thread for each processor
-    in the actor's share of all processors.
+    has the first ranks. Each actor gets a copy of every tensor. It also gets this process's random state, torch
+    settings, working directory and command line. This process's ``sys.path`` is appended to the actor's. Each actor
+    gets the environment variables with its rank. An actor on this machine also gets this process's other environment
+    variables. An actor on another machine only gets the variables that are not set on the actor's machine. Each actor
+    has ``OMP_NUM_THREADS`` threads. If ``OMP_NUM_THREADS`` is not set, an actor has one thread for each processor that
+    Ray has reserved for the actor. In a cluster that this launcher has started, the number of threads is instead the
+    number of processors divided by ``num_processes``.
 
     By default, Ray hides from an actor the devices that Ray has reserved for other actors. With this launcher, each
-    actor sees the devices of all actors on its machine, in the order of ``LOCAL_RANK``, because libraries use
-    ``LOCAL_RANK`` as the index of a device. The Trainer counts the devices of this machine, so this machine needs as
-    many devices as every other machine.
+    actor sees the devices of all actors on its machine, in the order of ``LOCAL_RANK``. Libraries use ``LOCAL_RANK`` as
+    the index of a device. The Trainer counts the devices of this machine, so this machine needs as many devices as
+    every other machine.
 
     Rank 0 writes the files on its machine, so the machines should share the folder ``default_root_dir``. SIGTERM and
     Ctrl-C can be sent to this process or to any actor. This process forwards the signal to all actors, so that a fit
@@ -129,11 +129,11 @@ class RayLauncher(Launcher):
             with self._cluster(len(call)) as ours, self._actors(ours) as actors:
                 seats = self._seats(actors)
                 here = ray.get_runtime_context().get_node_id()
-                # None: the value that Ray has set
+                # None keeps the value that Ray has set
                 threads = os.environ.get("OMP_NUM_THREADS", str(threads_each(self.num_processes)) if ours else None)
                 origin, sent = _origin(here), ray.put(call)
                 with job_folder() as folder:
-                    own = sum(seat.node == here for seat in seats)  # the actors on this machine are the first ranks
+                    own = sum(seat.node == here for seat in seats)  # the first ``own`` ranks are on this machine
                     board = Board(folder, range(own), len(seats)) if own else None
                     variables = variables_for(seats, here, folder)
                     running = {
@@ -158,7 +158,7 @@ class RayLauncher(Launcher):
         options: dict[str, Any] = {"logging_level": logging.WARNING}
         if address == _HERE:
             needed = math.ceil(self.resources.get("CPU", 0) * self.num_processes)
-            options["num_cpus"] = max(needed, os.cpu_count() or 1)  # max(): there may be more actors than processors
+            options["num_cpus"] = max(needed, os.cpu_count() or 1)  # there may be more actors than processors
             options["object_store_memory"] = max(_STORE_BYTES, 2 * payload)
             options["include_dashboard"] = False
         with _handler_kept(signal.SIGTERM), ExitStack() as stack:
@@ -227,7 +227,7 @@ class RayLauncher(Launcher):
         they end.
 
         Args:
-            running: the ranks by Ray's references to their pending results.
+            running: the ranks. The keys are Ray's references to the ranks' pending results.
             here: Ray's id of this machine.
             board: shows the progress of this machine's ranks.
         """
@@ -331,7 +331,7 @@ def count_of(wanted: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) 
 
 
 def resources_for(device: torch.device) -> dict[str, float]:
-    """Return the resources that Ray must reserve for a process with this device, by Ray's names."""
+    """Return the resources that Ray must reserve for a process with this device. The keys are Ray's names."""
     if device == HOST:
         return {"CPU": 1.0}
     name = device.type.upper()
@@ -398,5 +398,5 @@ def _handler_kept(number: signal.Signals, without_rays: bool = False) -> Iterato
     before = signal.getsignal(number)
     is_rays = str(getattr(before, "__module__", "")).partition(".")[0] == "ray"
     inside = signal.SIG_DFL if without_rays and is_rays else before
-    with handled({} if before is None else {number: inside}):  # None: a handler that Python cannot restore
+    with handled({} if before is None else {number: inside}):  # None if Python cannot restore the handler
         yield

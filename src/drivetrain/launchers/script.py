@@ -26,9 +26,9 @@ from drivetrain.launchers.signals import Sent, forwarding, say_who_is_killed, wa
 from drivetrain.launchers.watch import Watch
 
 _POLL_S = 0.1
-_LAST_WORDS_S = 1.0  # seconds in which the other processes must print their errors after a process has failed
+_LAST_WORDS_S = 1.0  # after a process has failed, the others have this many seconds to print their errors
 _HANGS = 10**6  # returned in place of an exit code if the ranks wait for each other forever
-_GRACE_S = 5.0  # seconds in which the remaining processes must end after SIGTERM
+_GRACE_S = 5.0  # after SIGTERM, the remaining processes have this many seconds to end
 
 
 class ScriptLauncher(Launcher):
@@ -39,8 +39,8 @@ class ScriptLauncher(Launcher):
     code before the call of ``fit`` runs in each process.
 
     The processes get the current environment variables and the variables of a rank. The processes also get the command
-    line and the working directory with which this program was started, even if the script has changed ``sys.argv`` or
-    the working directory.
+    line and the working directory with which this program was started. A later change of ``sys.argv`` or of the working
+    directory has no effect.
 
     Args:
         environment: provides the machine's node rank, and the main address and port.
@@ -67,12 +67,13 @@ class ScriptLauncher(Launcher):
 
         Raises:
             ConfigurationError: there is no command that runs this program again.
-            SystemExit: always. The exit code is 128 + n if this process got the signal n, 0 if all processes succeeded,
-                and 1 if the processes hang. In all other cases, the exit code is that of the process that failed first.
+            SystemExit: always. The exit code is 0 if all processes succeeded, and 1 if the processes hang. If this
+                process got the signal n, the exit code is 128 + n. In all other cases, it is the exit code of the
+                process that failed first.
         """
         command = command_again()
         variables = variables_of(self.environment, self.num_processes, self.num_nodes)
-        if sys.stdout is not None:  # None: the program has no standard output
+        if sys.stdout is not None:  # None if the program has no standard output
             sys.stdout.flush()
         processes: list[subprocess.Popen[bytes]] = []
         early: list[int] = []  # signals that arrived before all processes had started
@@ -137,7 +138,7 @@ def _report(processes: Sequence[subprocess.Popen[bytes]], board: Board, code: in
     """Print which rank failed first, its phase, its step and its traceback. Return the exit code of the job."""
     local = next(rank for rank, process in enumerate(processes) if process.returncode == code)
     failures = {rank: found for rank in range(len(processes)) if (found := read_failure(board.folder, rank))}
-    # if the process was killed, or has written no failure, the failures of other processes are consequences of this end
+    # if the process was killed or has written no failure, its end has caused the failures of the other processes
     if code < 0 or local not in failures:
         end = f"was ended by the signal {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         say(board.report(local, processes[local].pid, end, ""))
@@ -155,12 +156,12 @@ def _report(processes: Sequence[subprocess.Popen[bytes]], board: Board, code: in
 def _first_failure(
     processes: Sequence[subprocess.Popen[bytes]], sent: Sent, board: Board, stop_timeout_s: float
 ) -> int:
-    """Wait until all processes have ended. If a process has failed, wait until the other processes had time to print
-    their errors.
+    """Wait until all processes have ended. If a process has failed, give the other processes time to print their
+    errors.
 
-    The process that failed first is not always the first to end. While the first process prints a traceback, another
-    process may end because of a lost connection. If all processes were killed at this time, the traceback of the cause
-    would be lost. After a signal, the processes have time to save.
+    The process that failed first is not always the first to end. While this process prints its traceback, another
+    process may end because of a lost connection. If all processes were killed at that moment, the first process's
+    traceback would be lost. After a signal, the processes have time to save.
 
     Returns: The first nonzero exit code, 0 if all processes succeeded, or ``_HANGS`` if the processes wait for each
     other forever.
@@ -173,7 +174,7 @@ def _first_failure(
             first = next(code for code in codes if code)
             if not was_asked_to_end(first):
                 stacks.note_collectives(board, running)
-            elif sent.number is None:  # a second signal could interrupt the saves after the first
+            elif sent.number is None:  # a second signal could interrupt a save that the first signal has started
                 _send(processes, signal.SIGTERM)
         if first:
             ending.look(running, asked=was_asked_to_end(first), failed=False)
@@ -187,7 +188,7 @@ def _first_failure(
 
 def _send(processes: Sequence[subprocess.Popen[bytes]], number: int) -> None:
     for process in processes:
-        # not to the process group, because the rank needs its DataLoader workers until it has saved
+        # not sent to the process group, because the rank needs its DataLoader workers until it has saved
         process.send_signal(number)
 
 
@@ -208,8 +209,8 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 def started_by_rank() -> int:
     """Return the process id of the rank that has started this process, or 0 if no rank has started it.
 
-    A process that a rank has started has the rank's environment variables, and would join the job as the rank. Works
-    only on Linux.
+    A child process of a rank inherits the rank's environment variables, and would therefore join the job with the same
+    rank. Works only on Linux.
     """
     parent = os.getppid()
     try:
@@ -261,10 +262,10 @@ def _directory() -> str:
     path, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
     if path is None:
         return STARTED_IN
-    if spec is not None:  # python -m: sys.path[0] is the working directory
+    if spec is not None:  # with python -m, sys.path[0] is the working directory
         root = str(Path(path).parents[spec.name.count(".")])
         return root if root == sys.path[0] else STARTED_IN
-    # a script's path in __main__ is absolute when the program starts
+    # Python makes the script's path in __main__ absolute when the program starts
     for argument in map(os.path.normpath, sys.orig_argv[1:]):
         if not os.path.isabs(argument) and path.endswith(f"{os.sep}{argument}"):
             return str(path.removesuffix(f"{os.sep}{argument}")) or os.sep

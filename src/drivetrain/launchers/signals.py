@@ -18,7 +18,7 @@ from drivetrain.launchers.board import Board, say
 _PASSED_ON = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 _ENDS = frozenset({"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"})
 _CODES = frozenset(code for number in (signal.SIGTERM, signal.SIGINT) for code in (128 + number, -number))
-_AT_ONCE_S = 10.0  # the seconds in which the ranks must end after a second signal
+_AT_ONCE_S = 10.0  # after a second signal, the ranks have this many seconds to end
 
 
 @dataclass
@@ -50,8 +50,9 @@ def exception_of(number: int) -> BaseException:
 
 @contextmanager
 def handled(handlers: Mapping[int, Any]) -> Iterator[None]:
-    """Context with these signal handlers. The context restores the previous handlers at its end. In other threads than
-    the main thread the context has no effect, because Python can set handlers only in the main thread.
+    """Context in which this process has these signal handlers. At its end, the context restores the previous handlers.
+    In other threads than the main thread the context has no effect, because Python can set handlers only in the main
+    thread.
     """
     before = dict[int, Any]()
     try:
@@ -85,14 +86,15 @@ def without_interrupts() -> Iterator[None]:
     """Context in which Ctrl-C does not interrupt the main thread. If Ctrl-C arrives, the context raises
     KeyboardInterrupt at its end.
 
-    A process that is forked in the context begins without interrupts, too; see :func:`allow_interrupts`. Without this
-    context, Python discards the KeyboardInterrupt if Ctrl-C arrives while callbacks of ``os.register_at_fork`` run. A
-    mask of this thread would not be enough: the system gives the signal to a native thread that does not block it, and
-    Python then raises the KeyboardInterrupt here all the same. In other threads than the main thread the context has
-    no effect.
+    A process that is forked inside the context is not interrupted either, until the process calls
+    :func:`allow_interrupts`. Without this context, Python discards the KeyboardInterrupt if Ctrl-C arrives while
+    callbacks of ``os.register_at_fork`` run. It would not be enough to block the signal in this thread. The system
+    would then send the signal to a native thread, and Python would still raise KeyboardInterrupt in the main thread. In
+    other threads than the main thread the context has no effect.
     """
     before = signal.getsignal(signal.SIGINT)
-    # None: the handler was not set by Python, which could not restore it. SIG_IGN: spawned processes inherit it.
+    # None means that other code than Python's has set the handler, which Python could not restore. SIG_IGN must stay,
+    # because spawned processes inherit it.
     if threading.current_thread() is not threading.main_thread() or before in (None, signal.SIG_IGN):
         yield
         return
@@ -112,15 +114,15 @@ def allow_interrupts() -> None:
 
 @contextmanager
 def forwarding(send: Callable[[int], None], stop_timeout_s: float) -> Iterator[Sent]:
-    """Context in which this process forwards signals to the ranks. Yields a record of the signals.
+    """Context in which this process forwards signals to the ranks. Yields a :class:`Sent`, which records the signals.
 
     If the user has a handler for SIGTERM, the handler is called first. A signal that the user ignores is not forwarded.
     A signal other than SIGTERM is also not forwarded if the user has a handler for this signal. In other threads than
     the main thread the context has no effect.
 
     Args:
-        send: sends a signal to all ranks; called in a signal handler.
-        stop_timeout_s: the seconds in which the ranks must end.
+        send: sends a signal to all ranks. It is called in a signal handler.
+        stop_timeout_s: after a signal, the ranks have this many seconds to end.
     """
     sent, before = Sent(), dict[int, Any]()
 
@@ -131,7 +133,7 @@ def forwarding(send: Callable[[int], None], stop_timeout_s: float) -> Iterator[S
             again = sent.number is not None
             sent.number = sent.number or number
             sent.limit_s = min(_AT_ONCE_S, stop_timeout_s) if again else stop_timeout_s
-            # min(), because a second signal must not move the deadline back
+            # min(), because a second signal must not extend the deadline
             sent.deadline = min(sent.deadline, time.monotonic() + sent.limit_s)
         send(number)
 
@@ -156,7 +158,7 @@ def say_who_is_killed(board: Board, running: Mapping[int, int], limit_s: float) 
     Args:
         board: shows the progress of the job's ranks.
         running: processes by local rank.
-        limit_s: the seconds in which the ranks had to end.
+        limit_s: the number of seconds that the ranks had to end.
     """
     for local_rank, pid in running.items():
         say(

@@ -32,9 +32,9 @@ from drivetrain.launchers import flight
 from drivetrain.launchers.board import Board, own_sheet
 
 _NUMBER = getattr(signal, "SIGRTMIN", 0) + 11  # the number of a signal that neither torch nor Python uses
-_ANSWER_S = 1.0  # seconds in which a rank must answer the pipe, and then again the signal
-_SOON_S = 0.3  # seconds in which a rank must answer if the job is about to end
-_SETTLED_S = 0.1  # stacks are complete if they have not grown for this time
+_ANSWER_S = 1.0  # seconds for an answer through the pipe, and again for an answer to the signal
+_SOON_S = 0.3  # seconds for an answer if the job is about to end
+_SETTLED_S = 0.1  # stacks are complete if their file has not grown for this many seconds
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 _ASKED, _PIPE = "asked", "ask"
 _BETWEEN = b"\n\0\n"  # the bytes between the stacks and the trace in an answer
@@ -150,7 +150,7 @@ class Answer:
     Attributes:
         pid: the rank's process id, or 0 if the rank has not begun or runs in another container.
         process: what the operating system knows about the rank's process.
-        stacks: the stacks of the rank's threads; the stack of the main thread is the last. "" if the rank has not
+        stacks: the stacks of the rank's threads, with the main thread's stack as the last. "" if the rank has not
             answered.
         trace: the trace of the rank's collectives, or ``None`` if the rank has not answered.
     """
@@ -168,8 +168,8 @@ class Answer:
 
     @property
     def line(self) -> str:
-        """The line of the user's code in which the main thread is. If there is none, the innermost line of any code. ""
-        if unknown.
+        """The line that the main thread executes in the user's code. If the main thread executes no user code, this is
+        the innermost line. "" if unknown.
         """
         # line 0 is generated code, which has no source
         own = [frame for frame in self.main if is_of_user(frame[0]) and frame[1]]
@@ -204,7 +204,7 @@ _NOT_THE_USERS = (
 
 
 def is_of_user(path: str) -> bool:
-    """Return whether the file ``path`` is user code, which belongs neither to an installed package nor to Python."""
+    """Return whether the file ``path`` is user code. Files of Python and of installed packages are not."""
     installed = f"{os.sep}site-packages{os.sep}" in path or f"{os.sep}dist-packages{os.sep}" in path
     return not (installed or path.startswith(("<frozen ", *_NOT_THE_USERS)))
 
@@ -215,7 +215,7 @@ def ask(board: Board, local_ranks: Sequence[int], answer_s: float = _ANSWER_S) -
     Args:
         board: shows the progress of the job's ranks.
         local_ranks: the ranks to ask.
-        answer_s: the seconds in which the ranks must answer.
+        answer_s: the ranks have this many seconds to answer.
     """
     pids = {each: board.pid(each) for each in local_ranks}
     found = {each: process(pid) if pid else Process() for each, pid in pids.items()}
@@ -260,9 +260,7 @@ def _signalled(board: Board, pids: Mapping[int, int], answer_s: float) -> dict[i
 
 
 def note_collectives(board: Board, local_ranks: Sequence[int]) -> None:
-    """Write a text for the report: the collectives in which these ranks wait. Call this function before the ranks are
-    killed.
-    """
+    """Write for the report in which collectives these ranks wait. Call this function before the ranks are killed."""
     for each, answer in zip(local_ranks, ask(board, local_ranks, _SOON_S), strict=True):
         if (waits := flight.waits_in(answer.trace)) is not None:
             board.note_collective(each, f"in {waits}")
@@ -273,7 +271,7 @@ def _write(board: Board, local_rank: int, name: str) -> bool:
     with contextlib.suppress(OSError):  # OSError: the process has ended, or belongs to another user
         end = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
         with open(end, "wb", buffering=0) as pipe:
-            return pipe.write(f"{name}\n".encode()) is not None  # None: the pipe is full
+            return pipe.write(f"{name}\n".encode()) is not None  # None if the pipe is full
     return False
 
 

@@ -1,7 +1,7 @@
 """Reduce tracebacks to the user's code: in reports, in notebooks, and when an uncaught exception ends a process.
 
-The frames of libraries before the user's last frame are left out. After an error that drivetrain raises, the frames
-after the user's last frame are left out, too, because the message says what to do.
+The frames of libraries before the user's last frame are left out. If drivetrain raises the error, the frames after the
+user's last frame are left out, too. The error's message then says what to do.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PACKAGES = ("site-packages", "dist-packages")  # folders of installed packages,
 
 _Print = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 _FOLLOWS = "_follows_another_rank"  # an attribute that cut_completely() sets on an exception
-_before: list[_Print] = []  # the previous sys.excepthook; empty until cut_tracebacks() is called
+_before: list[_Print] = []  # the previous sys.excepthook, after a call of cut_tracebacks()
 _tell: list[Callable[[BaseException], object]] = []  # called with an uncaught exception before it is printed
 
 

@@ -2,12 +2,12 @@
 end the job.
 
 [Note: when a job that hangs is ended]
-A job without progress is always reported. A job is ended only in two cases, in which the job can never continue. First,
-a rank has waited in a collective for the complete timeout, and every rank that is missing there cannot arrive. A rank
-cannot arrive if it is dead, if it has been stopped for a while, or if it waits in another collective for ranks that
-cannot arrive. Second, a rank waits at the end of a set-up phase, where all ranks meet, and another rank of this machine
-is dead or has been stopped for a while. A rank that does something else may still arrive, because it may compile, save,
-prepare data, or be in a debugger. Detection needs Linux, and torch's Flight Recorder must record the collectives.
+A job without progress is always reported. A job is ended only in two cases, because it can then never continue. First,
+a rank has waited in a collective for the complete timeout, and no rank that is missing there can arrive. A rank cannot
+arrive if it is dead, if it has been stopped for a while, or if it waits in another collective for ranks that cannot
+arrive. Second, another rank of this machine is dead or has been stopped for a while, and a rank waits for it at the end
+of a set-up phase. A rank that does something else may still arrive, because it may compile, save, prepare data, or be
+in a debugger. Detection needs Linux, and torch's Flight Recorder must record the collectives.
 
 A process that is not a rank reads shared memory and /proc about once a second. This process sends requests to the ranks
 only after the timeout. This file is imported without torch.
@@ -33,7 +33,7 @@ _ENGINE_S = 60.0  # seconds between two requests for a program with an Engine, w
 
 
 def stopped_timeout_s() -> float:
-    """Return after how many seconds a stopped rank (state T, after SIGSTOP or Ctrl-Z) counts as dead.
+    """Return the number of seconds after which a stopped rank counts as dead. SIGSTOP or Ctrl-Z stops a rank (state T).
 
     The environment variable ``DRIVETRAIN_STOPPED_TIMEOUT_S`` overrides the default.
     """
@@ -100,13 +100,13 @@ class Watch:
         progress = tuple(tuple(each[word] for word in (PHASE, BATCHES, STEP, SAVING, STALL)) for each in words)
         if progress != self._progress:
             self._progress, self._since, self._said = progress, now, False
-            # before this time, no rank can have waited in a collective for the timeout
+            # before this time, no rank can have waited in a collective for the whole timeout
             self._stopped, self._cpu, self._asks_at = {}, {}, now + stall_s + look_s
             return ""
         self._look_at_processes(now, now - self._since >= stall_s / 2)
         if now < self._asks_at:
             return ""
-        runs = any(each[SHOWN] for each in words)  # False: a program with an Engine, whose ranks show no progress
+        runs = any(each[SHOWN] for each in words)  # False for a program with an Engine, whose ranks show no progress
         self._asks_at = now + min(_AGAIN_S if runs else _ENGINE_S, stall_s)
         return self._judge(now, stall_s, runs)
 
@@ -131,7 +131,7 @@ class Watch:
                 is_busy=when == now or answer.process.cpu_s - used_s > _BUSY * (now - when),
                 stopped_s=now - self._stopped.get(each, now),
             )
-        self._cpu = {}  # measured anew, because the answers have used processor time
+        self._cpu = {}  # measured again from now on, because the answers themselves have used processor time
         ends = cannot_go_on(seen, stall_s)
         longest = max(
             (time.time() - waits.since for each in seen.values() if (waits := each.answer.waits_in)), default=0
@@ -162,7 +162,7 @@ def now_of(board: Board) -> dict[int, Seen]:
 
 
 def missing(seen: Mapping[int, Seen]) -> dict[int, dict[int, str]]:
-    """For each rank that waits in a collective, return the missing ranks, each with the reason why it is missing."""
+    """For each rank that waits in a collective, return a dictionary from the missing ranks to the reasons."""
     traces = {rank: each.answer.trace for rank, each in seen.items()}
     found: dict[int, dict[int, str]] = {}
     for rank, each in seen.items():
@@ -177,15 +177,15 @@ def cannot_go_on(seen: Mapping[int, Seen], waited_s: float) -> bool:
 
     Args:
         seen: the ranks of this machine.
-        waited_s: a rank that has waited for fewer seconds is not considered.
+        waited_s: ranks that have waited for fewer seconds are ignored.
     """
     now = time.time()
     absent = missing(seen)
-    waiting = set[int]()
+    stuck = set[int]()
     for rank in absent:
         waits = seen[rank].answer.waits_in
         if waits is not None and now - waits.since >= waited_s and not seen[rank].is_busy:
-            waiting.add(rank)
+            stuck.add(rank)
     lost = {
         rank
         for rank, each in seen.items()
@@ -194,7 +194,6 @@ def cannot_go_on(seen: Mapping[int, Seen], waited_s: float) -> bool:
     # at the end of a phase of the set-up, all ranks must meet
     if lost and any(each.answer.votes for each in seen.values()):
         return True
-    stuck = set(waiting)
     while True:  # remove the ranks that wait for a rank which may still arrive
         left = {rank for rank in stuck if absent[rank] and absent[rank].keys() <= stuck | lost}
         if left == stuck:
@@ -211,8 +210,8 @@ def text_of(seen: Mapping[int, Seen]) -> str:
 
 
 def describe(seen: Mapping[int, Seen]) -> list[str]:
-    """Return a line for each rank: in which collective the rank waits and which ranks are missing there, or what the
-    rank does instead.
+    """Return a line for each rank. If the rank waits in a collective, the line names the collective and the missing
+    ranks. Otherwise, the line tells what the rank does.
     """
     absent = missing(seen)
     lacks = {other for others in absent.values() for other in others}

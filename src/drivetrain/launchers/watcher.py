@@ -1,8 +1,8 @@
 """The process that watches a machine's ranks if torchrun, srun, mpirun or another program has started them.
 
 Local rank 0 starts this process. This process prints a report when a rank fails, and the reports of
-:mod:`drivetrain.launchers.watch`. When all ranks have ended, this process removes the folder in which they have shown
-their progress, and ends. This process does not import torch.
+:mod:`drivetrain.launchers.watch`. When all ranks have ended, this process removes the board's folder, and ends. This
+process does not import torch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from drivetrain.launchers.folder import hold
 from drivetrain.launchers.watch import Watch
 
 _POLL_S = 0.25
-_LAST_WORDS_S = 1.0  # seconds in which the other ranks must write their failures after a rank has failed
+_LAST_WORDS_S = 1.0  # after a rank has failed, the other ranks have this many seconds to write their failures
 _START = "import sys; sys.path.insert(0, {root!r}); from drivetrain.launchers.watcher import main; main({folder!r})"
 
 
@@ -52,8 +52,8 @@ def main(folder: str) -> None:
 def _close_inherited() -> None:
     """Close the file descriptors that this process has inherited from a rank, except the standard streams.
 
-    Among them are the rank's connections to other ranks. If these connections stayed open after the rank's end, the
-    other ranks would wait for the rank.
+    For example, this process has inherited the rank's connections to other ranks. If these connections stayed open
+    after the rank's end, the other ranks would wait for the rank.
     """
     for end in map(int, os.listdir("/proc/self/fd")):
         if end > 2:
@@ -129,7 +129,8 @@ class _Ranks:
         failures = {each: found for each in failed if (found := read_failure(self._board.folder, each))}
         own = [each for each in failures if not failures[each].follows]
         silent = [each for each in failed if each not in failures]
-        # another rank has caused every failure, perhaps a rank that ended without an error before its run ended
+        # Each of these failures follows from the end of another rank. That rank may have ended without an error before
+        # its run ended.
         if not own:
             silent += [each for each in self._ended if each not in failed and self._board.left_its_run(each)]
         if own or not silent:

@@ -24,9 +24,8 @@ from drivetrain.launchers.folder import job_folder
 from drivetrain.launchers.launcher import Launcher, threads_each
 
 _METHOD = "fork"
-_PROBE_S = 10.0
 _LOOK_EVERY_S = 0.2
-# seconds in which a failed replica must report after another replica has lost the connection to the failed replica
+# seconds for a failed replica to report, after another replica has reported a lost connection
 _ECHO_S = 1.0
 
 # The keys are the paths of jobs' folders. The values are the state that forked replicas apply, the function that they
@@ -44,15 +43,15 @@ class XLALauncher(Launcher):
     the replica.
 
     Raises:
-        ConfigurationError: torch_xla's runtime has started in this process and owns the devices, or torch has used
-            threads in this process, and forked processes lack these threads.
+        ConfigurationError: torch_xla's runtime has started in this process, and owns the devices. Or torch has used
+            threads in this process, which forked processes lack.
         LaunchError: a replica failed.
     """
 
     _names = ("xla",)
     is_interactive_compatible = True
     leaves_one_here = True
-    endings: ClassVar = {"xla": ()}  # (): no strategy's name ends with "_xla"
+    endings: ClassVar = {"xla": ()}  # an empty tuple, because no strategy's name ends with "_xla"
 
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         threads = threads_each(self.num_processes)
@@ -78,7 +77,7 @@ class XLALauncher(Launcher):
                 "that runtime. Call fit before anything is computed on an XLA device here, and create tensors inside "
                 "the module's hooks."
             )
-        check_fork(threads, _PROBE_S)
+        check_fork(threads)
 
     def _explain(self, folder: Path) -> None:
         """If a replica has reported a failure, raise an exception about this failure."""
@@ -89,7 +88,9 @@ class XLALauncher(Launcher):
 
 
 def _replica(ordinal: int, folder: str) -> None:
-    """Call the function in a replica. The function is in the memory that the replica has inherited."""
+    """Call the function in a replica. The replica finds the function in the memory that it has inherited from the
+    launching process.
+    """
     local_rank = int(xla_runtime.local_ordinal())
     files.write(Path(folder) / f"{local_rank}.pid", str(os.getpid()).encode())
     variables = {
@@ -114,8 +115,8 @@ def _refuse_threads(count: int) -> None:
 
 @contextmanager
 def _kills_the_others(folder: Path) -> Iterator[None]:
-    """Context in which the other replicas are killed soon after a replica has failed, because the other replicas would
-    wait for the failed replica.
+    """Context in which all replicas are killed soon after one replica has failed. The others would wait for the failed
+    replica.
     """
     done = threading.Event()
 

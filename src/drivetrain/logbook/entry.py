@@ -29,7 +29,7 @@ _REDUCTIONS: dict[Any, Reduction] = {
 for _name in ("mean", "avg", "sum", "min", "max"):
     _REDUCTIONS[_name.upper()] = _REDUCTIONS[_name.title()] = _REDUCTIONS[_name]
 STACKED: dict[Reduction, Callable[..., Tensor]] = {"sum": torch.sum, "min": torch.amin, "max": torch.amax}
-"""The function for each reduction that reduces a tensor of values to one value."""
+"""The torch functions that reduce a tensor of values to one value, by reduction."""
 
 
 class LogRule(NamedTuple):
@@ -41,7 +41,7 @@ class LogRule(NamedTuple):
 
 
 class Options(NamedTuple):
-    """The arguments of ``self.log`` that must not differ between calls with one name in one hook."""
+    """The arguments of ``self.log`` that must be equal in all calls with the same name in the same hook."""
 
     prog_bar: bool
     logger: bool | None
@@ -120,17 +120,17 @@ class Entry:
         self._book = book
         self._pending: list[Tensor] = []
         self._pending_weight: float = 1
-        # the name of the checkpoint that the entry comes from; None after a new call of self.log
+        # the name of the checkpoint that the entry comes from, until self.log is called again
         self.source: str | None = None
         self._restored = False  # whether pending values come from a checkpoint, and are in host memory
         self._total: Value | None = None
         self._weight: float = 0
         self._last_weight: float = 1
-        self.metric: Any = None  # the metric object logged under this name; None for numbers
+        self.metric: Any = None  # the metric object logged under this name, or None if numbers are logged
         self._is_without_value = False  # whether the metric object's last compute() returned None
         # whether the values of the ranks are reduced to one value
         self.shared = options.sync_dist and book.reduce is not None
-        self.agreed: Value | None = None  # the epoch's value after the exchange between ranks; None before
+        self.agreed: Value | None = None  # the epoch's value after the exchange between ranks
         # whether values need no copy, because the epoch's first value was a new result of an operation
         self._borrows = False
         self._lent: Value | None = None  # the last value from :meth:`lend`
@@ -189,7 +189,7 @@ class Entry:
         """Store a value without a copy. A graph of the device replays the step, so the next replay overwrites the
         value.
         """
-        # a new object: the logbook compares identities to detect a new value
+        # a new tensor object, because the logbook compares identities to detect a new value
         self.last = self._lent = value.detach()
         self.fresh = True
 
@@ -215,10 +215,10 @@ class Entry:
             self.last, self.fresh = self._from_metric(value).clone(), True
 
     def _begin_metric(self, metric: nn.Module) -> None:
-        """Record ``metric`` when the metric object is first logged in an epoch.
+        """Record ``metric``, which was not logged yet in this epoch.
 
         Raises:
-            LoggingError: the metric is also logged in another stage; or only step values are logged, but the metric has
+            LoggingError: the metric is also logged in another stage. Or only step values are logged, and the metric has
                 no step value.
         """
         self._book.check_metric(self, metric)
@@ -239,8 +239,8 @@ class Entry:
         return value.reshape(())
 
     def last_scalar(self) -> Value | None:
-        """Return the last value as a scalar. A value that was stored without a copy was not checked when it was stored,
-        so this method raises an error if the value has more elements. A value from :meth:`lend` is copied here.
+        """Return the last value as a scalar. This method checks a value that was stored without a copy, and raises an
+        error if the value has several elements. A value from :meth:`lend` is copied here.
         """
         last = self._as_scalar(self.last) if isinstance(self.last, Tensor) and self.last.ndim else self.last
         return last.clone() if isinstance(last, Tensor) and self.last is self._lent else last
@@ -278,7 +278,7 @@ class Entry:
             self._total = pick(torch.as_tensor(self._total), torch.as_tensor(value))
 
     def epoch_value(self) -> Value | None:
-        """Return the reduction of all values since the last :meth:`reset`; ``None`` without values."""
+        """Return the reduction of all values since the last :meth:`reset`, or ``None`` if there are no values."""
         if self.agreed is not None or self._is_without_value:
             return self.agreed
         if self.metric is not None:
@@ -289,8 +289,8 @@ class Entry:
         return self._total / self._weight if self._weight else float("nan")
 
     def parts(self, epoch: bool) -> tuple[Value, float]:
-        """Return two numbers for the exchange between ranks: for a mean, the weighted sum and the weight; otherwise the
-        value and 0.
+        """Return two numbers for the exchange between ranks. For a mean, they are the weighted sum and the weight. For
+        any other reduction, they are the value and 0.
         """
         if epoch:
             self._fold()
@@ -304,7 +304,9 @@ class Entry:
 
     @property
     def sign(self) -> int:
-        """The factor for a reduction by a maximum: 1 for "max", -1 for "min"; 0 if values are summed instead."""
+        """The factor by which a value is multiplied before the ranks compute a maximum: 1 for "max", and -1 for "min".
+        It is 0 for "mean" and "sum", because the ranks then compute a sum.
+        """
         return {"max": 1, "min": -1}.get(self.reduction, 0)
 
     def combine(self, value: Tensor, weight: Any, ranks: int) -> Tensor:
@@ -359,7 +361,8 @@ class Entry:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the running reduction as plain data. Only "metric" is an object, the metric object.
+        """Return the running reduction as plain data. The only exception is "metric", which is the metric object
+        itself.
 
         This method does not add the pending values up, because another order of additions could change the last bit of
         a sum.
@@ -391,7 +394,7 @@ class Entry:
             self._include_last(other)
 
     def _include_last(self, other: Entry) -> None:
-        """Reduce the last values of two ranks to one value, like an exchange between the ranks."""
+        """Reduce the last values of two ranks to one value, as an exchange between the ranks would."""
         self.fresh = self.fresh or other.fresh
         there = [(each.last_scalar(), each._last_weight) for each in (self, other) if each.last is not None]
         values, weights = [torch.as_tensor(value) for value, _ in there], [weight for _, weight in there]

@@ -2,8 +2,8 @@
 
 [Note: what the history costs]
 A value needs 24 bytes, for the value, the step and the epoch. Without a logger, values stay on the device until the
-program reads the history, or until there are ``_UNREAD`` new rows. A training step does no work for the history: only a
-flush of the logbook (a transfer of values from the device) adds a row.
+program reads the history, or until there are ``_UNREAD`` new rows. A training step does no work for the history. Only a
+flush of the logbook, which transfers values from the device, adds a row.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Column(list[float]):
 
 
 class History(Mapping[str, Column]):
-    """The values that loggers get, by name; ``history["val_loss"]`` is a :class:`Column`.
+    """The values that loggers get, by name. For example, ``history["val_loss"]`` is a :class:`Column`.
 
     When a name has 100,000 values, the history drops every second value.
 
@@ -86,12 +86,12 @@ class History(Mapping[str, Column]):
 
     @property
     def columns(self) -> list[str]:
-        """The names, in the order in which they were first logged."""
+        """The names, in the order of their first values."""
         return list(self)
 
     def to_pandas(self) -> Any:
-        """Return a ``pandas.DataFrame`` with the columns ``step``, ``epoch`` and one column for each name. Each pair of
-        a step and an epoch that has values has a row.
+        """Return a ``pandas.DataFrame`` with the columns ``step``, ``epoch`` and one column for each name. Each step of
+        an epoch with values has a row.
 
         Raises:
             MissingPackageError: the package pandas is not installed.
@@ -172,11 +172,12 @@ _FEW = 50
 
 
 def figure_of(history: History, names: Sequence[str] = ()) -> Any:
-    """Return a figure with a panel for each metric. The curves of a metric's stages share a panel.
+    """Return a figure with a panel for each metric. A panel contains the curves of all stages, such as "train_loss" and
+    "val_loss".
 
     Args:
         history: the values.
-        names: names of values or panels to show; if empty, all are shown.
+        names: names of values or panels to show. If ``names`` is empty, all are shown.
 
     Raises:
         MissingPackageError: the package matplotlib is not installed.
@@ -218,7 +219,7 @@ def figure_of(history: History, names: Sequence[str] = ()) -> Any:
 
 
 def _panel(name: str) -> str:
-    """Return the name without the stage and without "_step" or "_epoch": "loss" for "train_loss", "val/loss" and
-    "loss_epoch".
+    """Return the name without the stage, "_step" and "_epoch". For example, "train_loss", "val/loss" and "loss_epoch"
+    become "loss".
     """
     return re.sub(r"^(train|training|val|valid|validation|test)[_/.-](?=.)|_(step|epoch)$", "", name)

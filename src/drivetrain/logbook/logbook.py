@@ -7,8 +7,8 @@ device at once, every ``log_every_n_steps`` steps and at the end of an epoch.
 ``self.log`` copies a tensor that later code may write into: a parameter, a buffer, or a view of a parameter or buffer.
 ``self.log`` also copies every value of an epoch mean. If a flush will follow the step, ``self.log`` copies every value
 of the step. All other values are new results of operations, such as a loss. These values are not copied, because only
-``callback_metrics`` shows them and only the step itself could change them. The check whether a value is a new result
-takes as long as a copy, so the logbook checks only the first value of each name in an epoch.
+``callback_metrics`` shows them and only the step itself could change them. It takes as long to check whether a value is
+a new result as to copy it. The logbook therefore checks only the first value of each name in an epoch.
 
 [Note: exact epoch means]
 The weight of a value is the batch size, so a smaller last batch has a smaller weight. The logbook collects at most
@@ -46,7 +46,7 @@ class Row(NamedTuple):
 
 
 class Scope:
-    """The running hook: the rule for its calls of ``self.log``, and the entries that the hook has logged."""
+    """A hook's rule for calls of ``self.log``, and the entries that the hook has logged."""
 
     def __init__(self, hook: str, rule: LogRule | None) -> None:
         self.hook = hook
@@ -66,16 +66,16 @@ class Logbook:
         group: "train", "validate" or "test". ``epoch_done``: whether the group's reductions are final.
         callback_metrics: the latest value of every name, as a tensor on its device.
         bar_metrics: floats of the last flush. The dictionary is never modified, so any thread can read it.
-        agreed_steps: the last step value after an exchange between ranks, by name; callbacks get this value.
+        agreed_steps: the last step values after an exchange between ranks, by name. Callbacks get these values.
         logged_metrics: the latest value that loggers get, by the loggers' name, as a tensor on its device.
         flushes: the number of transfers from devices.
-        sum_dtype: the dtype of sums over an epoch; float64 if the device supports it.
+        sum_dtype: the dtype of sums over an epoch. It is float64 if the device supports float64.
         reduce: a function over the ranks that see different samples. The function checks that the ranks log equal
-            names, and returns the sums of a list of numbers and the maxima of a second list. ``None``: there is one
-            rank. ``reduce_world``: a function over all ranks.
-        own_reduce: the method ``reduce`` of a user's strategy; ``None``: exact sums.
+            names. It returns the sums of one list of numbers and the maxima of another. ``None``: there is one rank.
+            ``reduce_world``: a function over all ranks.
+        own_reduce: the method ``reduce`` of a user's strategy, or ``None``.
         history: on rank 0, the values of all runs of the Trainer that loggers get.
-        sync_metric: a function that gathers a metric object's states, if some ranks see equal samples.
+        sync_metric: a function that gathers a metric object's states, or ``None`` if all ranks see different samples.
     """
 
     def __init__(self, sum_dtype: torch.dtype = torch.float64) -> None:
@@ -119,7 +119,7 @@ class Logbook:
         self._logged_before: dict[str, list[Logged]] = {}  # the results of logged() in the last epoch, by group
         self._held: dict[Entry, Value | None] = {}  # the training's step values before the last evaluation
         self.agreed_steps: dict[str, Value] = {}
-        # the group and the scope that logged each full name first; None after a warning
+        # the group and the scope that first logged each full name, or None after a warning
         self._logged_first: dict[str, tuple[str, Scope] | None] = {}
 
     def join(self, device: torch.device, data: Any, world: Any, own_reduce: Callable[..., Any] | None = None) -> None:
@@ -149,12 +149,12 @@ class Logbook:
             scope.entries.clear()
 
     def logged(self, group: str) -> list[Logged]:
-        """Return the options of each name in this epoch of ``group``, or, without values yet, in the previous epoch."""
+        """Return the options of each name that was logged in this epoch of ``group``, or else in the previous epoch."""
         return [entry.logged() for entry in self._entries(group)] or self._logged_before.get(group, [])
 
     def begin(self, group: str) -> None:
         """Set the running group: "train", "validate", "test" or "predict"."""
-        if self.group == "train" and group != "train":  # the values of the evaluation must count as newer
+        if self.group == "train" and group != "train":  # older training values must not replace the evaluation's
             self.refresh()
             self._held = {entry: self._newest(entry) for entry in self._entries("train") if entry.on_step}
         self.group, self.epoch_done, self.copies = group, False, True
@@ -169,7 +169,7 @@ class Logbook:
         return outer
 
     def enter_if_left(self, scope: Scope) -> None:
-        """If no hook is running, set the current scope. A hook has its own scope."""
+        """Set the current scope if no hook is running."""
         if self.scope is None:
             self.scope = scope
 
@@ -192,7 +192,7 @@ class Logbook:
         self.epoch_done = self.copies = True
 
     def mute(self, muted: bool) -> None:
-        """Set whether logged values are discarded, because a rank without more batches repeats a batch."""
+        """Set whether logged values are discarded, because a rank without more batches must repeat a batch."""
         self.muted = muted
 
     def put_back(self, rows: Sequence[Row]) -> None:
@@ -261,7 +261,9 @@ class Logbook:
         ]
 
     def agree_on_steps(self, rows: list[Row]) -> list[Row]:
-        """Return ``rows`` with one value for all ranks where ``sync_dist`` is set. Every rank must call this method."""
+        """Return ``rows``. Values that were logged with ``sync_dist=True`` are reduced over the ranks. Every rank must
+        call this method.
+        """
         if self.reduce is None:
             return rows
         shared = [row for row in rows if row.parts is not None]
@@ -314,7 +316,7 @@ class Logbook:
         return torch.stack(each) if each else torch.zeros(0, dtype=self.sum_dtype, device=self.device)
 
     def read(self, rows: list[Row]) -> list[Row]:
-        """Return ``rows`` with plain floats, with one transfer for each device. Update the values for the bar."""
+        """Return ``rows`` with plain floats, with one transfer for each device. Update ``bar_metrics``."""
         values, transfers = read_together([row.value for row in rows], self.sum_dtype is torch.float64)
         self.flushes += transfers
         read = [Row(row.name, float(value), row.entry) for row, value in zip(rows, values, strict=True)]
@@ -354,7 +356,7 @@ class Logbook:
         return metrics
 
     def _agreed(self, entry: Entry) -> Value | None:
-        """Return the last step value after an exchange between ranks; ``None`` without an exchange."""
+        """Return the last step value after an exchange between ranks, or ``None`` if there was no exchange."""
         return self.agreed_steps.get(entry.step_name) if entry.shared else None
 
     def _newest(self, entry: Entry) -> Value | None:

@@ -70,10 +70,7 @@ class PartBook:
         """Check the arguments in the logbook, and return this replica's entry."""
         with _OPENING:
             entry = self._book.open_entry(name, value, options, batch_size)
-        known = self.scope.entries.get(name)
-        if known is None:
-            known = self.scope.entries[name] = PartEntry(entry, options, self._samples)
-        return known
+        return self.scope.entries.setdefault(name, PartEntry(entry, options, self._samples))
 
 
 def logging_into(module: nn.Module, book: Any) -> AbstractContextManager[None]:
