@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from drivetrain.advice.watch import Watch
-from drivetrain.base.fingerprint import fingerprint
+from drivetrain.base.fingerprint import fingerprints
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.tree import leaves
 from drivetrain.data.kept import parts_of
@@ -155,5 +155,5 @@ def _digest(batch: Any) -> int | None:
         if isinstance(leaf, Tensor) and not leaf.is_complex():
             values = leaf.detach().flatten()[:_COMPARED].cpu().double()
             if values.numel() > 1 and bool((values != values[0]).any()):
-                return int(fingerprint(values))
+                return int(fingerprints([values]))
     return None
