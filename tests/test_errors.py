@@ -37,6 +37,7 @@ from drivetrain.errors import (
     closest,
     described,
     did_you_mean,
+    first_of,
     is_count,
     is_number,
     number_of,
@@ -98,6 +99,11 @@ def test_a_value_is_shown_without_its_address_and_module() -> None:
     assert shown([Fraction(1), Local(), Fraction]) == "[Fraction(1, 1), <Local object>, <class 'fractions.Fraction'>]"
     assert described(test_one_root_catches_everything) == "a function: <function test_one_root_catches_everything>"
     assert shown("at 0 x, and 0x12") == "'at 0 x, and 0x12'"
+
+
+@pytest.mark.parametrize(("most", "text"), [(0, " and 3 more"), (2, "a, b and 1 more"), (3, "a, b, c"), (4, "a, b, c")])
+def test_the_first_of_many_names_are_listed(most: int, text: str) -> None:
+    assert first_of(iter("abc"), most) == text
 
 
 def test_a_long_value_is_shown_in_one_line_and_cut() -> None:

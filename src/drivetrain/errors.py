@@ -216,6 +216,13 @@ def number_of(number: object, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 'es' if what.endswith(('tch', 'ss')) else 's'}"
 
 
+def first_of(names: Iterable[str], most: int) -> str:
+    """Return a text such as "a, b and 3 more", with at most ``most`` names."""
+    texts = list(names)
+    left = len(texts) - most
+    return ", ".join(texts[:most]) + (f" and {left} more" if left > 0 else "")
+
+
 def shown(value: Any) -> str:
     """Return ``repr(value)`` for a message: in one line, without memory addresses, and shortened if the text is long.
 

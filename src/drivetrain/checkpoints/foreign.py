@@ -31,7 +31,7 @@ import torch
 
 from drivetrain.base import torch_private
 from drivetrain.base.rank_zero import rank_zero_warn
-from drivetrain.errors import CheckpointError
+from drivetrain.errors import CheckpointError, first_of
 
 # the first bytes of a file from torch before 1.6
 _LEGACY_START = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19\x2e"
@@ -183,12 +183,11 @@ def _warn_of_placeholders(source: str, checkpoint: dict[Any, Any]) -> None:
     found = list(placeholders({key: value for key, value in checkpoint.items() if key != "hparams_type"}))
     if not found:
         return
-    named = [f"{where} ({name})" for where, name in found[:_MOST_NAMES]]
-    more = f" and {len(found) - _MOST_NAMES} more" if len(found) > _MOST_NAMES else ""
+    named = first_of((f"{where} ({name})" for where, name in found), _MOST_NAMES)
     keys = [where.split("/")[1] for where, _ in found if where.startswith("hyper_parameters/")]
     rank_zero_warn(
         f"{source} holds objects that are no plain data, and loading them could run code, so they are left out: "
-        f"{', '.join(named)}{more}. Pass hyperparameters when you load it, as in "
+        f"{named}. Pass hyperparameters when you load it, as in "
         f"load_from_checkpoint(path, {keys[0] if keys else 'name'}=...); or, if you trust whoever wrote it, "
         "weights_only=False. [DT1035]",
         stacklevel=5,

@@ -21,7 +21,7 @@ from drivetrain.checkpoints import sharded
 from drivetrain.checkpoints.file import entries
 from drivetrain.checkpoints.foreign import is_container, is_legacy, placeholders, read_objects
 from drivetrain.cli import checkpoint_dcp, checkpoint_safetensors, checkpoint_zero
-from drivetrain.errors import CheckpointError, CheckpointNameError, ConfigurationError, NoCheckpointError
+from drivetrain.errors import CheckpointError, CheckpointNameError, ConfigurationError, NoCheckpointError, first_of
 from drivetrain.strategies import rank_files
 from drivetrain.trainer.checkpoint import check_layout
 
@@ -145,8 +145,7 @@ def _of_torch(path: Path) -> tuple[Any, list[str]]:
             ) from error
         raise CheckpointError(f"{path} is no checkpoint, or was cut short ({error}). Use another one.") from error
     left_out = [f"{where} ({name})" for where, name in placeholders(loaded)]
-    more = f" and {len(left_out) - 6} more" if len(left_out) > 6 else ""
-    note = f"objects that are no plain data are left out: {', '.join(left_out[:6])}{more}"
+    note = f"objects that are no plain data are left out: {first_of(left_out, 6)}"
     return loaded, [note] if left_out else []
 
 

@@ -8,6 +8,7 @@ from typing import TypeVar
 from torch import nn
 
 from drivetrain.base.torch_private import copy_hooks, own_parameters
+from drivetrain.errors import first_of
 
 Layer = TypeVar("Layer", bound=nn.Module)
 _MOST = 4  # listed() shows at most this many names
@@ -55,5 +56,4 @@ def keep_hooks(old: nn.Module, new: nn.Module) -> None:
 
 def listed(names: Collection[str]) -> str:
     """Return a text such as "a, b, c, d and 3 more"."""
-    shown = ", ".join(sorted(names)[:_MOST])
-    return shown if len(names) <= _MOST else f"{shown} and {len(names) - _MOST} more"
+    return first_of(sorted(names), _MOST)

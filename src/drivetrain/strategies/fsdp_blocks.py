@@ -13,7 +13,7 @@ from torch import nn
 from drivetrain.base.introspect import positional_arity
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.torch_private import CLASSES_OF_POLICY, FSDP_STATE, FUNCTION_OF_POLICY
-from drivetrain.errors import ConfigurationError, described, did_you_mean, number_of
+from drivetrain.errors import ConfigurationError, described, did_you_mean, first_of, number_of
 
 Policy = Callable[..., Any] | Collection[type[nn.Module] | str] | type[nn.Module] | str
 """A selection of layers: classes, class names, a function ``policy(module) -> bool``, or a policy of torch's FSDP."""
@@ -157,7 +157,7 @@ def apart_from_tied(root: nn.Module, blocks: list[nn.Module]) -> list[nn.Module]
     if tied:
         rank_zero_warn(
             f"FSDP keeps parameters that are tied to each other in one block, so these layers stay with the rest of "
-            f"the model: {', '.join(tied[:5])}{'' if len(tied) <= 5 else f' and {len(tied) - 5} more'}. Leave them out "
+            f"the model: {first_of(tied, 5)}. Leave them out "
             "of auto_wrap_policy, or name a layer that contains both."
         )
     return kept

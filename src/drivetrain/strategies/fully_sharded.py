@@ -26,7 +26,7 @@ from drivetrain.base.seed import rng_state, set_rng_state
 from drivetrain.base.tree import parameters_of
 from drivetrain.checkpoints import sharded
 from drivetrain.checkpoints.file import writes_files
-from drivetrain.errors import CheckpointError, ConfigurationError
+from drivetrain.errors import CheckpointError, ConfigurationError, first_of
 from drivetrain.launchers.launcher import LauncherRegistry
 from drivetrain.precision.familiar import clips_by_members
 from drivetrain.precision.precision import ClipAlgorithm, Precision
@@ -391,9 +391,8 @@ def materialise(root: nn.Module, device: torch.device, shards_on: torch.device, 
         raise ConfigurationError(
             "These layers have parameters or buffers on the meta device, and no method reset_parameters() that gives "
             "them first values: "
-            f"{', '.join(f'{names[each]} ({fsdp_blocks.class_name(each)})' for each in without[:10])}"
-            f"{'' if len(without) <= 10 else f' and {len(without) - 10} more'}. Define it for the layer's own "
-            "parameters and buffers, or create these layers outside of the meta device."
+            f"{first_of((f'{names[each]} ({fsdp_blocks.class_name(each)})' for each in without), 10)}. Define it for "
+            "the layer's own parameters and buffers, or create these layers outside of the meta device."
         )
     replaced = _replace(layers, device, shards_on)
     before = rng_state()

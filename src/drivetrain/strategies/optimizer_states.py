@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.restoring import WrongForm, check_optimizer_state, expect, restoring
 from drivetrain.base.torch_private import class_in_shards
-from drivetrain.errors import CheckpointError
+from drivetrain.errors import CheckpointError, first_of
 
 State = dict[str, Any]
 Names = list[list[str]]
@@ -226,9 +226,7 @@ def _compare_groups(which: str, optimizer: Optimizer, sizes: list[int], now: Nam
         gone = sorted(set(then[index]) - set(now[index]))
         new = sorted(set(now[index]) - set(then[index]))
         differ = "".join(
-            f" {word}: {', '.join(names[:5])}{f' and {len(names) - 5} more' if len(names) > 5 else ''}."
-            for word, names in (("Missing now", gone), ("New", new))
-            if names
+            f" {word}: {first_of(names, 5)}." for word, names in (("Missing now", gone), ("New", new)) if names
         )
     raise CheckpointError(
         f"When the checkpoint was saved, parameter group {index} of {which} had {sizes[index]} parameters, and now it "

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from drivetrain.errors import ConfigurationError, DrivetrainError
+from drivetrain.errors import ConfigurationError, DrivetrainError, first_of
 from drivetrain.strategies import waiting
 
 _DIGEST = 16  # bytes
@@ -348,8 +348,7 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 def some(values: Sequence[Any]) -> str:
     """Return a text such as "0, 1, 2, 3, 4, 5, 6, 7 and 5 more"."""
-    more = len(values) - _LONGEST_LIST
-    return ", ".join(map(repr, values[:_LONGEST_LIST])) + (f" and {more} more" if more > 0 else "")
+    return first_of(map(repr, values), _LONGEST_LIST)
 
 
 def differing_names(each: list[list[str]], ranks: Sequence[int]) -> str:

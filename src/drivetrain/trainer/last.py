@@ -24,7 +24,7 @@ from drivetrain.base.restoring import shown_error
 from drivetrain.checkpoints import sharded
 from drivetrain.checkpoints.file import entries, reads_files
 from drivetrain.checkpoints.io import CheckpointIO, newest_first
-from drivetrain.errors import CheckpointError, CheckpointNameError
+from drivetrain.errors import CheckpointError, CheckpointNameError, first_of
 from drivetrain.module.loading import raw_hparams
 from drivetrain.strategies import rank_files
 from drivetrain.trainer import telling
@@ -191,9 +191,8 @@ class _Found:
         """
         if not self.configured:
             return ""
-        more = f" and {len(self.configured) - 3} more" if len(self.configured) > 3 else ""
         return (
-            f" There are {', '.join(self.configured[:3])}{more}, which were saved with other arguments, "
+            f" There are {first_of(self.configured, 3)}, which were saved with other arguments, "
             "hyperparameters or an earlier version: to resume from one, pass its path."
         )
 
