@@ -52,7 +52,9 @@ _OWN_PLACES = {
     ("own_step.py", "backward"): "backward", ("own_step.py", "optimizer_step"): "optimizer",
     ("run.py", "publish"): "log",
 }  # fmt: skip
-"""Functions of drivetrain, as (file, name), and the part to which their time belongs in every phase."""
+"""Functions of drivetrain, as (file, name), and the part to which their time belongs instead of the phase's part. The
+thread sees these functions only in the phases of ``_SEEN_IN_STACK``.
+"""
 
 _USERS, _FETCHER, _LOOP = "a user's", "torch's data loading", "the loop, where the stack of a batch ends"
 

@@ -387,7 +387,7 @@ def check_folder(owner: str, name: str, value: Any, folder: str, example: str) -
 
 
 def impossible_folder(path: str) -> str | None:
-    """Return why there can be no folder at ``path``; ``None`` if no reason is found."""
+    """Return why there can be no folder at ``path``; ``None`` if no reason is found. The function creates nothing."""
     if (why := wrong_characters(path)) is not None:
         return why
     folder = wanted = os.path.abspath(path)

@@ -37,7 +37,7 @@ def rank_from_environ(environ: Mapping[str, str] = os.environ) -> int:
 
 
 def tell_rank(rank: int | None = None) -> None:
-    """Set the rank of ``rank_zero_only`` in the package lightning_utilities, which fails without a rank.
+    """Set the rank in the package lightning_utilities, because its ``rank_zero_only`` fails without a rank.
 
     Args:
         rank: this process's rank; ``None``: :func:`rank_from_environ`.

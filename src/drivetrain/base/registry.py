@@ -1,11 +1,11 @@
 """Find classes by name. A class is in a file of a folder, or a user registers it, or it is an entry point of an
 installed package.
 
-Each folder has a contract, which is an abstract class. The file ``<folder>/<name>.py`` defines one public subclass,
-which users select as ``"<name>"``. A class can register more names, with arguments, in a classmethod. The contract
-calls this classmethod when a subclass is defined. Users' classes register their names in the same way. Other packages
-register their classes in an entry-point group such as ``drivetrain.loggers``. A class is imported only when its name is
-used.
+Each folder has a contract, which is an abstract class. The file ``<folder>/<name>.py`` defines one public concrete
+subclass, which users select as ``"<name>"``. A class can register more names, with arguments, in a classmethod. The
+contract calls this classmethod when a subclass is defined. Users' classes register their names in the same way. Other
+packages register their classes in an entry-point group such as ``drivetrain.loggers``. A class is imported only when
+its name is used.
 """
 
 from __future__ import annotations
@@ -108,8 +108,9 @@ class Registry(Generic[T]):
 
         Raises:
             ConfigurationError: ``override`` is False, and another class or a file of the folder has this name. Or the
-                name is not a string, ``cls`` is not a subclass of the contract, or its constructor does not accept
-                ``init_params``. Registering the same class again is allowed, as when a notebook cell runs twice.
+                name is not a string, ``cls`` is not a subclass of the contract, ``cls`` lacks one of the contract's
+                abstract methods, or its constructor does not accept ``init_params``. Registering the same class again
+                is allowed, as when a notebook cell runs twice.
         """
         self._check_text(name)
         if cls is None:

@@ -174,7 +174,8 @@ def number(value: Any, place: str = "") -> Any:
     """Check that ``value`` is a real number or a tensor with one element, and return ``value``.
 
     Raises:
-        WrongForm: ``value`` is not a real number, or it is a tensor with several elements.
+        WrongForm: ``value`` is neither a real number nor a tensor with one real element, or it is an integer that
+            does not fit into 64 bits.
     """
     is_one = isinstance(value, (int, float))
     if isinstance(value, Tensor):

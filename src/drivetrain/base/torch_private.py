@@ -216,7 +216,7 @@ def copy_hooks(old: nn.Module, new: nn.Module) -> None:
 
 
 def replica_of(module: nn.Module) -> nn.Module:
-    """Return a shallow copy of a module without parameters, as ``nn.DataParallel`` makes it."""
+    """Return a shallow copy of a module, as ``nn.DataParallel`` makes it. The copy has no parameters of its own."""
     copy: nn.Module = module._replicate_for_data_parallel()  # type: ignore[no-untyped-call]  # torch has no types for it
     vars(copy).pop(COMPILED_CALL, None)  # a compiled call would run the original module
     return copy

@@ -67,8 +67,8 @@ class EarlyStopping(Callback):
     If the callback has stopped a run, a resumed run stops again, and the callback logs the reason. The resumed run
     continues if ``patience``, ``min_delta`` or a threshold has changed, or if ``max_epochs`` was raised.
 
-    This callback never ends a fit before ``min_epochs`` and ``min_steps`` are reached. It never stops the sanity check
-    or a ``fast_dev_run``.
+    If the callback requests a stop before ``min_epochs`` and ``min_steps`` are reached, the fit ends when both are
+    reached. The callback never stops the sanity check or a ``fast_dev_run``.
 
     Raises:
         ConfigurationError: an argument is wrong; or ``strict`` is True, and ``monitor`` was not logged before a check.

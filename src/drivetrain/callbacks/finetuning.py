@@ -233,7 +233,8 @@ class BackboneFinetuning(BaseFinetuning):
             optimizer's first group.
         backbone_initial_lr: the backbone's first learning rate; if it is given, ``backbone_initial_ratio_lr`` has no
             effect.
-        should_align: never raise the backbone's learning rate above the learning rate of the optimizer's first group.
+        should_align: in the epochs after the thaw, limit the backbone's learning rate to the learning rate of the
+            optimizer's first group.
         initial_denom_lr: accepted for compatibility and ignored.
         train_bn: train the batch norm layers of the backbone from the beginning.
         verbose: log the learning rates of the backbone and of the first group when an epoch begins.

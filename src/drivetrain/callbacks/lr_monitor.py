@@ -18,9 +18,9 @@ Interval = Literal["step", "epoch"]
 class LearningRateMonitor(Callback):
     """Logs each optimizer's learning rate.
 
-    The logged name is the scheduler's ``name``, or otherwise ``lr-<optimizer's class>``. The second optimizer of a
-    class gets ``-1`` after this name, and the third gets ``-2``. If an optimizer has several parameter groups,
-    ``/pg1``, ``/pg2`` or the group's ``name`` is appended.
+    The logged name is the scheduler's ``name``, or otherwise ``lr-<optimizer's class>``. If several schedulers or
+    optimizers have this name, the second gets ``-1`` after it, and the third ``-2``. If an optimizer has several
+    parameter groups, ``/pg1``, ``/pg2`` or the group's ``name`` is appended.
 
     Args:
         logging_interval: "step" logs whenever the Trainer writes to the loggers, and "epoch" when an epoch begins.

@@ -40,7 +40,7 @@ class ModelCheckpoint(StoredCheckpoint):
 
     Args:
         dirpath: the folder, or an address such as ``s3://bucket/run``. ``None`` means the folder ``checkpoints`` in the
-            logger's folder, or without a logger in ``default_root_dir``.
+            logger's folder, or in ``default_root_dir`` if there is no logger.
         filename: a template without extension, with names of metrics in braces: ``"{epoch}-{val_loss:.2f}"`` gives
             ``epoch=3-val_loss=0.12.ckpt``. ``None`` means ``"{epoch}-{step}"``.
         monitor: the name of the logged value by which checkpoints are ranked. With ``None``, the newest checkpoint is
@@ -54,8 +54,8 @@ class ModelCheckpoint(StoredCheckpoint):
         mode: "min" if lower values are better, "max" if higher values are better; ``None`` means "min".
         auto_insert_metric_name: write ``name=value`` into file names instead of the value alone.
         every_n_train_steps: save after every n optimizer steps. If a validation directly follows such a step, a
-            callback with ``monitor`` saves after the validation, and ranks the checkpoint by its value. Otherwise, it
-            ranks the checkpoint by the newest value of ``monitor``.
+            callback with ``monitor`` saves after the validation, and ranks the checkpoint by the value that the
+            validation logs. Otherwise, it ranks the checkpoint by the newest value of ``monitor``.
         train_time_interval: save after a batch if this time has passed since the last save.
         every_n_epochs: save in every n-th epoch; 0: never. At most one of ``every_n_train_steps``,
             ``train_time_interval`` and ``every_n_epochs`` can be given. Without them, the callback saves in every
@@ -458,8 +458,8 @@ class ModelCheckpoint(StoredCheckpoint):
                 self._write(trainer, newest, replaces=True)
 
     def _write_last(self, trainer: Trainer, newest: str, replaces: bool) -> bool:
-        """Write the last checkpoint. With "link", make a link to ``newest``. Without "link", copy ``newest`` if that
-        file is still being written; otherwise, save a new file.
+        """Write the last checkpoint. With "link", make a link to ``newest``, if that file exists or is being written.
+        Without "link", copy ``newest`` if that file is still being written. Otherwise, save a new file.
         """
         store, last = trainer.strategy.checkpoint_io, self.last_model_path
         writing = self._under_way is not None and newest in self._under_way.files

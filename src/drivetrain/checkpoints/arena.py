@@ -48,7 +48,7 @@ class Arena:
         # The address and the size of each mapping of the file. Tensors may still use earlier mappings.
         self._mapped: list[tuple[int, int]] = []
         # The tensors with the copies of this checkpoint, and with the copies of the previous one. A copy reuses an
-        # earlier tensor with the same offset, dtype and shape.
+        # earlier tensor with the same offset, dtype, shape and strides.
         self._views: dict[Any, Tensor] = {}
         self._views_before: dict[Any, Tensor] = {}
         self._unpin: Callable[[], object] | None = None

@@ -48,9 +48,9 @@ class AsyncCheckpointIO(CheckpointIO):
     If the host has too little memory, the method waits until the checkpoint is written, and logs a line. A separate
     process writes local files. The process starts when a fit starts or an Engine sets up a model. It uses only
     processor time that training does not need. A thread writes files at addresses. If ``checkpoint_io`` is of another
-    class than :class:`TorchCheckpointIO`, the thread writes all files. A ModelCheckpoint compares and removes a file
-    only when the file is written. The end of a run waits for all writes. If a write fails, the next save or the end of
-    the run raises the error.
+    class than :class:`TorchCheckpointIO`, the thread writes all files. A ModelCheckpoint updates its best checkpoints
+    and removes old files only when the new files are written. The end of a run waits for all writes. If a write fails,
+    the next save or the end of the run raises the error.
 
     Args:
         checkpoint_io: the store that reads and writes; ``None``: :class:`TorchCheckpointIO`.

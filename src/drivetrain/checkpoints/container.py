@@ -19,8 +19,8 @@ from drivetrain.checkpoints.writer_process import Summed, write_zip
 
 def write(value: Any, stream: IO[bytes], protocol: int = 2) -> None:
     """Write ``value`` as ``torch.save`` does: in a zip container with a checksum for each tensor. A tensor on the host
-    is written directly from its memory. Tensors that share a storage also share it after loading. But a view with
-    another dtype is written as a copy, because ``torch.save`` refuses it.
+    is written directly from its memory. A tensor on a device is first copied to the host. Tensors that share a storage
+    also share it after loading. But a view with another dtype is written as a copy, because ``torch.save`` refuses it.
 
     Args:
         value: any picklable value.

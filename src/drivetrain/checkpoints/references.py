@@ -9,8 +9,9 @@ from typing import Any
 from drivetrain.base.torch_private import FUNCTIONS_IN_C
 
 # A library may call a class from a checkpoint with arguments from the checkpoint, as in optimizer_cls(**kwargs). If the
-# class is subprocess.Popen, the file runs a program. The packages in _CLOSED are always installed and contain dangerous
-# functions. Of these packages, only the modules in _OPEN_MODULES are allowed.
+# class is subprocess.Popen, the file runs a program. The packages in _CLOSED are nearly always installed and contain
+# dangerous functions. Of these packages, only the modules in _OPEN_MODULES, the names in _OPEN_NAMES and numpy's number
+# types are allowed.
 _CLOSED = frozenset({*sys.stdlib_module_names, "drivetrain", "numpy", "torch"})
 _OPEN_MODULES = (
     "cmath", "collections", "datetime", "decimal", "fractions", "math", "pathlib", "uuid",

@@ -252,7 +252,7 @@ def read(path: Folder, lazy: tuple[str, ...] = (), single: bool = False) -> Any:
     Args:
         path: the folder.
         lazy: prefixes of names. A tensor with one of these prefixes is returned unread, as a :class:`StoredTensor`.
-        single: whether tensors with a single part are returned unread, too.
+        single: whether such a tensor is returned unread even if it has a single part. If False, the tensor is read.
 
     Raises:
         CheckpointError: a file is missing or damaged.

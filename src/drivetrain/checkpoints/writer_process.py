@@ -98,7 +98,7 @@ def write_zip(
     with zipfile.ZipFile(cast(Any, stream), "w", zipfile.ZIP_STORED, allowZip64=True) as container:
         for name, content in records:
             info = zipfile.ZipInfo(name)
-            # before the padding, there are 30 bytes, the name, 20 bytes for 64-bit sizes, and 4 bytes
+            # before the padding, the header has 30 bytes, the name, 20 bytes for 64-bit sizes, and 4 bytes
             padding = -(stream.size + 30 + len(name.encode()) + 20 + 4) % ALIGNMENT
             info.extra = struct.pack("<2sH", b"FB", padding) + bytes(padding)
             with container.open(info, "w", force_zip64=True) as record:

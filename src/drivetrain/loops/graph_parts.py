@@ -299,7 +299,7 @@ class DeviceRates:
                 state["step"] = step.to(device)
 
     def end(self) -> None:
-        """Move the step counts to the host, unless an option of the user's (``capturable`` or ``fused``) needs them on
+        """Move the step counts to the host. With the user's option ``capturable`` or ``fused``, the step counts stay on
         the device.
         """
         kept = any(group.get("capturable") or group.get("fused") for group in self.optimizer.param_groups)

@@ -42,7 +42,8 @@ _DTYPES = (torch.float32, torch.float64)
 ``fused`` has lost updates (pytorch#191763).
 """
 
-# optimizer class, kernel, dtype, options -> whether this kernel computes the same as torch's default kernel
+# optimizer class, kernel, dtype, options -> whether a toy model got the same numbers as from torch's default kernel;
+# kernels that round differently may differ slightly
 _agree: dict[tuple[Any, ...], bool] = {}
 
 

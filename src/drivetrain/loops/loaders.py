@@ -220,7 +220,7 @@ class Loaders:
     def again(
         self, limit: Callable[[str], int | float], call: Callable[[Any, str], Any], epoch: Callable[[], int]
     ) -> Loaders:
-        """Return a copy that has not created any loader, for another run with the same arguments and hooks."""
+        """Return a copy that gets its loaders from the same caller and hooks, but has not created any loader."""
         other = replace(self, limit=limit, call=call, epoch=epoch)
         other._nested = self._nested  # shared, so that ``other`` also finds the loaders that ``self`` creates later
         return other

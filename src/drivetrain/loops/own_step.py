@@ -1,5 +1,5 @@
 """Bind the training step of a strategy that overrides ``bind_step``. The strategy builds its step from functions of
-this module, and must call the hooks that user code overrides.
+this module. Its step must call the hooks that user code overrides, and this module checks that.
 """
 
 from __future__ import annotations

@@ -108,8 +108,8 @@ def _bind_differentiate(run: Run, direct: Backward) -> Backward:
 def bind_zero_grad(run: Run, optimizer: Optimizer, direct: Callable[[], None] | None = None) -> Callable[[], None]:
     """Return the function that calls ``on_before_zero_grad``, then clears the gradients.
 
-    ``direct``: a function that clears the gradients; used unless the module or the strategy overrides how they are
-    cleared.
+    ``direct``: a function that clears the gradients. Pass it only if neither the module nor the strategy overrides how
+    they are cleared.
     """
     if run.engine.strategy.facts.earlier.clears_last:
         return lambda: None

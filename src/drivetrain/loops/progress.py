@@ -129,8 +129,9 @@ class Progress:
         slot: four integers, which another thread can read. The loops write these integers directly, because a method
             call takes time. 0: the :class:`Phase`. 1: the number of training and evaluation batches that have begun. 2:
             ``global_step`` at the start of the last training batch. 3: the number of open contexts of :meth:`storing`.
-        resume_phase: the phase at which a resumed loop will continue, if the checkpoint was saved in a validation or in
-            an epoch's end hooks; else ``None``. The loop resets it to ``None`` when it continues.
+        resume_phase: the phase at which a resumed loop will continue. It is set if the checkpoint was saved in a
+            validation or in an epoch's end hooks, or if the fit completes an epoch that ended early; else ``None``. The
+            loop resets it to ``None`` when it continues.
         fn, status: the Trainer's method that was called, and the state of the call.
         current_epoch: the number of completed epochs, and so the index of the running epoch, from 0.
         batch_idx: the index of the current batch in its epoch, from 0; -1 before the first batch.

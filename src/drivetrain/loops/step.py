@@ -288,8 +288,8 @@ def _attach(
     """Make ``handle.step`` also prepare and count the optimizer's step, until the run ends or binds a new step.
 
     The run counts calls of ``handle.step``, not calls of ``optimizer_step``, because an override of ``optimizer_step``
-    need not step. Steps are not counted by a hook of the optimizer, because torch calls the hook twice if the
-    optimizer's class calls ``super().step()``.
+    need not step. A hook of the optimizer alone would count a step twice if the optimizer's class calls
+    ``super().step()``, because torch then calls the hook twice.
     """
     progress, strategy, precision = run.progress, run.engine.strategy, run.engine.precision
     slot = progress.slot
