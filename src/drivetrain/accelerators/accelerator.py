@@ -102,7 +102,9 @@ class Accelerator(ABC):
     """Whether torch's own device type with the same name, if available, replaces this class."""
 
     own_strategies_only: bool = False
-    """Whether this accelerator works only with strategies that name it in ``facts.accelerators``."""
+    """Whether this accelerator works only with strategies whose ``facts.accelerators`` contains its name or device
+    type.
+    """
 
     @classmethod
     def register_accelerators(cls, accelerator_registry: Registry[Accelerator]) -> None:

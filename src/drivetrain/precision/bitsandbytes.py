@@ -155,9 +155,9 @@ def _layer_classes() -> tuple[Any, Any]:
 
         def forward(self, x: Tensor) -> Tensor:
             state = self.state
-            # With is_training, bitsandbytes multiplies by unpacked weights, which the backward pass on CPUs needs.
-            # Without it, bitsandbytes also packs the inputs. On CPUs with AVX512, it then calls torch._int_mm, which
-            # leaves some results uninitialized (pytorch#195066).
+            # On CPUs, bitsandbytes multiplies by unpacked weights if is_training is set. The backward pass on CPUs
+            # needs this. Otherwise, bitsandbytes also packs the inputs. On CPUs with AVX512, it then calls
+            # torch._int_mm, which leaves some results uninitialized (pytorch#195066).
             state.is_training = self.training or state.has_fp16_weights or x.is_cpu
             if state.has_fp16_weights:
                 if hasattr(self.weight, "placements"):  # the weight is sharded over processes

@@ -89,7 +89,7 @@ class Familiar:
         """Return a model, optimizers and configurations of schedulers. The Trainer uses these objects instead of the
         arguments.
 
-        Called once in each run. In evaluation and prediction there are no optimizers.
+        Called once in each run, after the arguments were created. In evaluation and prediction there are no optimizers.
         """
         return model, optimizers, lr_schedulers
 

@@ -38,8 +38,8 @@ class MixedPrecision(Autocast):
     cache could give a training step a copy of a weight that was cast under ``no_grad``. The weight would then get no
     gradient.
 
-    A step whose gradients are not finite is skipped. For this check, "16-mixed" reads one value from the device in each
-    step.
+    "16-mixed" skips a step whose gradients are not finite. This check reads one value from the device in each step.
+    "bf16-mixed" checks nothing and reads nothing.
 
     All optimizers of a run share one scale. After a step, the scale is updated at once if no other optimizer has
     gradients. Otherwise the scale is updated when the next loss is scaled. The gradients of the other optimizers are
@@ -177,9 +177,9 @@ class MixedPrecision(Autocast):
         """Return the scale and its growth state, or an empty state for "bf16-mixed". Reading the state changes nothing.
 
         If the scale is due for an update and no optimizer has gradients, the state contains the updated scale. If
-        optimizers have gradients, the state contains the current scale, by which these gradients are scaled. The state
-        then also has a list "optimizers". Each entry tells what has happened to an optimizer's gradients since the last
-        update of the scale.
+        optimizers have gradients, the state contains the current scale, by which these gradients are scaled. If an
+        optimizer has also stepped or unscaled gradients since the last update of the scale, the state has a list
+        "optimizers". Each entry tells what has happened to an optimizer's gradients since this update.
         """
         if self._scaler is None:
             return dict(self._loaded)

@@ -105,7 +105,8 @@ class Precision(Familiar):
         """Compute the gradients of ``loss``, between the hooks ``on_before_backward`` and ``on_after_backward``.
 
         ``loss`` must be a result of :meth:`scale`. As in Lightning, a model may follow as the second argument. In that
-        case, ``loss`` must not be scaled yet, and this method scales it.
+        case, ``loss`` must not be scaled yet, and this method scales it. An override that calls ``super().backward``
+        is the exception: it passes on the scaled loss, with or without the model.
 
         An override may have Lightning's signature ``(tensor, model, optimizer, *args, **kwargs)``. If a user's strategy
         calls this method with these arguments, the hooks also run.

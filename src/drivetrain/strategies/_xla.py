@@ -33,8 +33,9 @@ class XLAExecution(Strategy):
     """Base of the strategies for XLA devices.
 
     torch_xla records operations, and executes them when ``torch_xla.sync()`` is called. These strategies call ``sync``
-    after each optimizer step, and after each batch without an optimizer step. The forward pass, the backward pass and
-    the optimizer step therefore form one graph. torch_xla compiles the graph once for each shape of batch.
+    after each optimizer step, after each batch whose gradients are accumulated, and after each batch of an evaluation
+    or prediction. An optimizer step therefore forms one graph with the forward and backward pass before it. torch_xla
+    compiles this graph once for each shape of batch.
 
     At the start of a run, the strategy seeds the device's random generator from the state of torch's generator.
 

@@ -26,8 +26,9 @@ them.
 
 @contextmanager
 def alone(strategy: Strategy, what: Alone) -> Iterator[Alone]:
-    """Context in which the strategy's groups contain only this rank, so that no method communicates. Yields ``what``:
-    "whole" if this rank can save the complete state, "shards" if it can save its shards.
+    """Context in which the strategy's groups contain only this rank, so that collectives of these groups wait for no
+    other rank. Yields ``what``: "whole" if this rank can save the complete state, "shards" if it can save its shards,
+    "" if it can save no state.
     """
     hurry()  # a background save then waits only briefly for other ranks
     with temporarily(vars(strategy), _groups=(LoneGroup(strategy.global_rank),) * 3):

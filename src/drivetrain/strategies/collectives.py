@@ -355,7 +355,7 @@ def _reduced(tensor: Tensor, operation: str, peers: Peers) -> Any:
         return _combined(_stacked(tensor, peers), operation)
     values = tensor.to(peers.wire(home)).to(_wide(dtype, home), copy=True, memory_format=torch.contiguous_format)
     if dtype.is_complex and operation == "product":
-        values = _stacked(values, peers).prod(0)  # not on the device of the input, which may not support prod()
+        values = _stacked(values, peers).prod(0)  # on the device of the exchange: the input's may not support prod()
     elif dtype.is_complex:
         values = torch.view_as_complex(peers.all_reduce(torch.view_as_real(values), dist.ReduceOp.SUM))
     elif operation in ("min", "max") and dtype.is_floating_point:

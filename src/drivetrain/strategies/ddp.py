@@ -272,8 +272,8 @@ class DDPStrategy(ParallelStrategy):
             rebuild_buckets(model)
 
     def explain(self, error: BaseException) -> Exception | None:
-        """Return an explanation if the last backward pass has not reached all parameters. The explanation names the
-        parameters without a gradient.
+        """Return an explanation if the last backward pass has not reached all parameters. The explanation names these
+        parameters, for example those that were frozen in the middle of an epoch.
         """
         model = self.model
         misses = isinstance(model, DistributedDataParallel) and not model.find_unused_parameters

@@ -323,8 +323,9 @@ class DeepSpeedStrategy(ParallelStrategy):
         return step
 
     def rescale_gradients(self, optimizer: Any, factor: float | Tensor) -> None:
-        """Multiply the gradients accumulated so far by ``factor``. The optimizer step multiplies the gradients, by the
-        product of all factors. To compensate, each later loss is divided by the factors so far.
+        """Record that the gradients accumulated so far must be multiplied by ``factor``. The optimizer step multiplies
+        the engine's gradients by the product of all factors. To compensate, each later loss is divided by the product
+        of the factors so far.
 
         If ``factor`` is on the device, this method waits for the device.
         """

@@ -21,7 +21,7 @@ from drivetrain.strategies.strategy import Strategy, StrategyRegistry
 
 
 class ReplicaStrategy(Strategy):
-    """Base of the strategies with one process for several devices. Each device has a replica of the module."""
+    """Base of the strategies in which one process trains replicas of the module, one on each of several devices."""
 
     _made: tuple[Replicas, ...] = ()
 

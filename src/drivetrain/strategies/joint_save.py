@@ -42,8 +42,8 @@ def begin(
     listed: str,
     store: Any,
 ) -> None:
-    """Write ``state`` and each rank's ``part`` in the background. ``rank_files.save`` does the same while training
-    waits. Every rank must call this function. ``store`` is the result of :func:`store_for`.
+    """Begin to write ``state`` to ``path``, and each rank's ``part`` to a rank file, in the background. Every rank must
+    call this function. ``store`` is the result of :func:`store_for`.
 
     Raises:
         CheckpointError: this rank cannot begin to save. The other ranks raise an error later, when they wait for the
@@ -237,8 +237,8 @@ class JointSave:
             raise failure or CheckpointError(theirs)
 
     def _below(self) -> tuple[dict[str, Any], str]:
-        """Return the messages of this rank's children in the tree, by rank. Also return why one of them could not write
-        its file, or "".
+        """Return the messages of all ranks below this rank in the tree, by rank. Also return why one of these ranks
+        could not write its file, or "".
         """
         first = _BRANCHES * self._tree.index(self._rank) + 1
         ranks = self._tree[first : first + _BRANCHES]

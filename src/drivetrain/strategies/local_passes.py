@@ -18,7 +18,7 @@ from drivetrain.strategies.strategy import Strategy
 
 
 class LocalPasses:
-    """Passes on one device, where the ranks exchange nothing. Base class for strategies with several ranks.
+    """Passes on one device, which need no exchange. Base class of the passes of strategies with several ranks.
 
     Args:
         strategy: the strategy of the fit.

@@ -1,4 +1,5 @@
-"""Gather states with DTensors into complete tensors for a file, and shard loaded tensors again.
+"""Gather states with DTensors into complete tensors for a file, and shard loaded tensors again. Raise an error where
+DTensors are not supported.
 
 A strategy for sharded models overrides four methods of :class:`Strategy` with the functions of this module. The
 checkpoints then have the same content as without sharding, so any strategy can resume from them::

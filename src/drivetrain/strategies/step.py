@@ -74,7 +74,7 @@ class Step(Shared):
     # ---- gradients -----------------------------------------------------------------------------------------------
 
     def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
-        """Scale the loss, and call the module's ``backward`` and the hooks before and after it.
+        """Compute gradients: scale the loss, and call the module's ``backward`` and the hooks before and after it.
 
         Args:
             closure_loss: the unscaled loss.
