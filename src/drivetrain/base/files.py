@@ -381,7 +381,8 @@ def check_folder(owner: str, name: str, value: Any, folder: str, example: str) -
         ConfigurationError: there can be no such folder, or a package for the address is missing.
     """
     if is_remote(folder):
-        remote.check_argument(owner, name, value)
+        if is_remote(value):  # otherwise value is a name below an address, which was checked as another argument
+            remote.check_argument(owner, name, value)
     elif (why := impossible_folder(folder)) is not None:
         raise wrong_value(owner, name, value, f"a folder, and {why}", f'{name}="{example}"')
 

@@ -54,7 +54,7 @@ def fingerprints(tensors: Iterable[Tensor]) -> Tensor:
         places = [place for place, flat in enumerate(bits) if flat.device == device]
         here = _on_one_device([bits[place] for place in places], device).to(target, non_blocking=True)
         found.update(zip(places, here.unbind(), strict=True))
-    return torch.stack([found[place] for place in range(len(bits))]) if bits else torch.empty(0, dtype=torch.int64)
+    return torch.stack([found[place] for place in range(len(bits))]) if bits else torch.empty(0, dtype=torch.int64, device=_HOST)
 
 
 def _on_one_device(bits: list[Tensor], device: torch.device) -> Tensor:
@@ -81,7 +81,7 @@ def _on_one_device(bits: list[Tensor], device: torch.device) -> Tensor:
     of_rows = _weights(device, 1, 1 << max(counts).bit_length())
     values = [part for parts in rows for part in parts] or [weights[:0]]
     sums = _sums(_mixed(torch.cat(values)) * torch.cat([of_rows[:count] for count in counts]), counts)
-    return _mixed(sums + torch.tensor([flat.numel() for flat in bits]).to(device, non_blocking=True))
+    return _mixed(sums + torch.tensor([flat.numel() for flat in bits], device=_HOST).to(device, non_blocking=True))
 
 
 def _sums(values: Tensor, counts: list[int]) -> Tensor:

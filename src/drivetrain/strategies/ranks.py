@@ -93,7 +93,8 @@ class Ranks(Shared, ABC):
         Override this method in a strategy that spreads one model over several ranks. With two neighbouring ranks per
         model, return ``world.new(range(world.rank % 2, world.size, 2))``. All data groups must have the same size. The
         ranks of one model must have the same ``index`` in their groups. Before the process group exists, ``world`` and
-        the results of ``world.new`` have ranks, but cannot communicate.
+        the results of ``world.new`` have ranks, but cannot communicate. The launching process after the job is no rank,
+        and does not call this method.
         """
         return world
 
