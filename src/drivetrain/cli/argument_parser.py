@@ -47,8 +47,8 @@ from drivetrain.settings import DOCS
 from drivetrain.trainer.trainer import Trainer
 
 AUTOMATIC = "AUTOMATIC"
-"""The default of ``link_to`` in :meth:`LightningArgumentParser.add_optimizer_args`: the model's
-``configure_optimizers`` returns the optimizer.
+"""The default of ``link_to`` in :meth:`LightningArgumentParser.add_optimizer_args` and ``add_lr_scheduler_args``: the
+model's ``configure_optimizers`` returns the added optimizer or scheduler.
 """
 
 
@@ -77,8 +77,8 @@ class LightningArgumentParser(ArgumentParser):
 
     Attributes:
         callback_keys: the ``nested_key`` of each callback that :meth:`add_lightning_class_args` has added.
-        files: for each ``file.py:Class`` on the command line, the module's name and the file's path. Spawned ranks
-            import these modules, too.
+        files: for each ``file.py:Class`` on the command line or in a configuration file, the module's name and the
+            file's path. Spawned ranks import these modules, too.
         optimizers, lr_schedulers: for each ``nested_key``, the allowed classes and ``link_to``.
     """
 

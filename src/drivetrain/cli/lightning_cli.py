@@ -207,8 +207,8 @@ class LightningCLI:
 
     @staticmethod
     def configure_optimizers(lightning_module: LightningModule, optimizer: Optimizer, lr_scheduler: Any = None) -> Any:
-        """Called in place of the model's ``configure_optimizers`` if ``--optimizer`` is given, and returns what that
-        would return.
+        """Called in place of the model's ``configure_optimizers`` if ``--optimizer`` is given. Return a value that the
+        Trainer accepts from ``configure_optimizers``.
 
         Args:
             lightning_module: the model.

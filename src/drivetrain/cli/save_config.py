@@ -73,7 +73,7 @@ class SaveConfigCallback(Callback):
         self.already_saved = True
 
     def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Do nothing by default. Rank 0 calls this method once, after the file was written."""
+        """Override this method, which does nothing by default. Rank 0 calls it once, after the file was written."""
 
     def _write(self, trainer: Trainer, resumes: bool) -> None:
         # every rank must read log_dir, which may call a collective

@@ -115,7 +115,8 @@ def has_iterable_dataset(dataloader: object) -> bool:
 
 
 def suggested_max_num_workers(local_world_size: int) -> int:
-    """Return how many workers the loader of each process should have: one less than its share of the processors.
+    """Return how many workers the loader of each process should have: one less than its share of the processors, but
+    at least 1.
 
     Args:
         local_world_size: the number of processes on this machine.

@@ -78,7 +78,7 @@ class CheckpointView:
     """Restores parts of a checkpoint during a fit. Each method restores one part.
 
     To resume a fit from a file, do not call these methods, but ``fit(ckpt_path=...)``. It also restores the position in
-    training, and checks that the checkpoint belongs to the model.
+    training, and checks that the checkpoint fits. These methods make only the checks that torch makes.
 
     Attributes:
         _loaded_checkpoint: the content of the checkpoint, from :meth:`resume_start` to :meth:`resume_end`. A program

@@ -64,7 +64,7 @@ class _HostedMNIST(Dataset[tuple[Tensor, int]]):
 
 
 def MNIST(*args: Any, **kwargs: Any) -> Dataset[Any]:
-    """Return torchvision's MNIST. If its download fails, return the digits from another host.
+    """Return torchvision's MNIST. If its download ends with an OSError, return the digits from another host.
 
     If the environment variable ``PL_USE_MOCKED_MNIST`` is set, always use the other host, without torchvision.
 

@@ -46,7 +46,8 @@ def migrate(checkpoint: State, resuming: bool = False) -> State:
 
     Returns:
         A new dictionary, or ``checkpoint`` if no conversion is needed. If the position in training is known, the entry
-        ``loops["drivetrain"]`` contains it.
+        ``loops["drivetrain"]`` contains it. For files from before Lightning 1.5, the key of a callback's state is the
+        name of the callback's class.
     """
     if not isinstance(checkpoint, Mapping) or "state_dict" not in checkpoint or "drivetrain_version" in checkpoint:
         return checkpoint

@@ -64,14 +64,16 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
             states, gradients and parameters.
         remote_device: with stage 3, the device on which ``fabric.init_module`` creates parameters.
         logging_batch_size_per_gpu: the batch size in DeepSpeed's messages.
-        config: DeepSpeed's configuration, or the path of a JSON file. Arguments such as ``stage`` are then ignored.
-            ``None``: the file that the environment variable ``PL_DEEPSPEED_CONFIG_PATH`` names, if it is set.
+        config: DeepSpeed's configuration, or the path of a JSON file. It replaces all arguments that are entries of a
+            configuration, such as ``stage``. ``None``: the file that the environment variable
+            ``PL_DEEPSPEED_CONFIG_PATH`` names, if it is set.
         logging_level: the level of DeepSpeed's own logger.
         loss_scale, initial_scale_power, loss_scale_window, hysteresis, min_loss_scale: the loss scaling with precision
             "16-true".
-        load_full_weights: ignored. A file must have complete weights, and a folder DeepSpeed's format.
+        load_full_weights: ignored. A file is always read as complete weights, and a folder as DeepSpeed's format.
         exclude_frozen_parameters: leave parameters with ``requires_grad=False`` out of checkpoints.
-        zero_optimization: must be True. All other arguments are entries of DeepSpeed's configuration.
+        zero_optimization: must be True. The arguments that are not listed here are entries of DeepSpeed's
+            configuration.
 
     Raises:
         ConfigurationError: DeepSpeed is missing, or an argument is wrong.
@@ -323,8 +325,8 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
         """Write ``state`` into a folder in DeepSpeed's own format.
 
         Raises:
-            ConfigurationError: ``state`` must have exactly one module that was set up with an optimizer, and no name
-                that DeepSpeed uses itself.
+            ConfigurationError: ``state`` does not have exactly one module that was set up with an optimizer, or it has
+                a name that DeepSpeed uses itself; or ``filter`` or ``storage_options`` is given.
         """
         if filter or storage_options is not None:
             raise ConfigurationError(

@@ -25,7 +25,7 @@ class FabricDataParallelStrategy(Strategy, plain.DataParallelStrategy):  # type:
     __init__ = constructor(plain.DataParallelStrategy, "accelerator", "parallel_devices", "checkpoint_io", "precision")
 
     def all_reduce(self, collection: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """Replace each tensor in ``collection`` by its mean. A tensor has one value per device."""
+        """Return ``collection`` with the mean of each tensor. A tensor has one value per device."""
         operation_of(reduce_op)
         return map_leaves(_mean, collection) if reduce_op in ("mean", "avg", None) else collection
 

@@ -77,7 +77,7 @@ class FabricVerbs(Verbs):
 
     @staticmethod
     def check(cls: type) -> None:
-        """Raise a ConfigurationError if a user's class defines a method that drivetrain would never call, or call with
+        """Raise a ConfigurationError if a user's class defines a member that drivetrain would never call, or call with
         other arguments.
         """
         own = overridden_members(cls)
@@ -237,7 +237,7 @@ def entered(*contexts: AbstractContextManager[Any] | None) -> Iterator[None]:
 
 
 def not_drawn(empty_init: bool | None) -> AbstractContextManager[Any] | None:
-    """With ``empty_init``, return a context in which new layers do not initialise their parameters."""
+    """Return a context in which new layers do not initialise their parameters; ``None`` without ``empty_init``."""
     return NoInit() if empty_init else None
 
 
@@ -322,7 +322,7 @@ class Strategy(plain.Strategy, metaclass=_Served):
         return super().batch_to_device(batch, device)
 
     def backward(self, tensor: Tensor, module: nn.Module | None, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
-        """Compute the gradients of ``tensor``. With "16-mixed", first scale ``tensor``."""
+        """Compute the gradients of ``tensor``. If the precision scales losses, as "16-mixed" does, first scale it."""
         super().backward(tensor, None, *args, **kwargs)
 
     def optimizer_step(self, optimizer: Optimizer, **kwargs: Any) -> Any:  # type: ignore[override]

@@ -85,8 +85,8 @@ def _load(path_or_url: IO[bytes] | str | Path, map_location: Any = None, weights
     Args:
         path_or_url: the path, the open file, or the address.
         map_location: as in ``torch.load``.
-        weights_only: read only tensors and plain data. ``None``: True, unless :func:`drivetrain.compat.install` was
-            called, which allows pickled objects.
+        weights_only: read only tensors and plain data. ``None``: True, unless the process allows pickled objects
+            (:mod:`drivetrain.parity`), as after :func:`drivetrain.compat.install`.
     """
     restricted = not parity.current().pickle if weights_only is None else weights_only
     if not isinstance(path_or_url, (str, Path)):

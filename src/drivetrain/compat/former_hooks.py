@@ -39,7 +39,9 @@ With other strategies, their code belongs at the end of ``training_step`` and so
 
 
 def former_hooks(of_callbacks: bool) -> dict[str, str]:
-    """Return the hooks that are no longer called, and what to write instead."""
+    """Return the hooks that are no longer called, and what to write instead. Such a hook of a callback only causes a
+    warning, because the callback may be written for several libraries.
+    """
     if of_callbacks:
         return {name: instead for name, instead in missing.TODAY["hooks"].items() if name.startswith("on_")}
     return {name: instead for name, (instead, _) in RENAMED.items()}

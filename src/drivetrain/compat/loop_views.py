@@ -133,7 +133,7 @@ class OptimizationView:
 
     @property
     def completed(self) -> int:
-        """The number of finished steps. Of the two objects for automatic and manual optimization, one always has 0."""
+        """The number of finished steps; 0 if the module uses the other mode of optimization."""
         module = self._trainer.lightning_module
         by_hand = module is not None and not module.automatic_optimization
         return self._trainer.progress.global_step if by_hand is self._by_hand else 0
@@ -199,12 +199,14 @@ class FitView(_LoopView):
 class EvaluationView(_LoopView):
     """``trainer.validate_loop`` and ``trainer.test_loop``: the current or last pass over the loaders.
 
-    To print results in another form, assign an object of a subclass that overrides ``_print_results``.
+    To print results in another form, override ``_print_results`` in a subclass, and assign an object of it to one of
+    these attributes.
 
     Args:
         trainer: the Trainer.
         stage: "validate", "test" or "predict", or the TrainerFn.
-        options: further arguments of Lightning's class, such as ``verbose``, which are ignored.
+        options: further arguments of Lightning's class, such as ``verbose``, which are ignored. The Trainer's arguments
+            apply instead.
     """
 
     def __init__(self, trainer: Trainer, stage: Any, *options: Any, **more: Any) -> None:

@@ -13,7 +13,7 @@ UNKNOWN_SIZE = UNKNOWN
 
 
 def _column(name: str, doc: str) -> Any:
-    """Return a property with the values of one column of the summary's table."""
+    """Return a property with the values of one column of the summary's table; "?" stands for ``None``."""
 
     def read(summary: ModelSummary) -> list[Any]:
         column = [getattr(row, name) for row in summary._summary.rows]

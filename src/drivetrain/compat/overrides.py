@@ -27,7 +27,7 @@ class Members:
         refused: members that must not be overridden, with what to write instead.
         harmless: members whose override only causes a warning.
         needed: the advice in the error about a subclass that overrides nothing; "": such a subclass is no error.
-        contract: the class to whose direct subclasses ``needed`` applies.
+        contract: the name of the class to whose direct subclasses ``needed`` applies.
     """
 
     kind: str

@@ -74,8 +74,8 @@ def get_torchvision_model(model_name: str, **kwargs: Any) -> nn.Module:
 def get_init_args(frame: types.FrameType) -> dict[str, Any]:
     """Return the arguments of the ``__init__`` that ``frame`` runs, by name, including the items of ``**kwargs``.
 
-    Return an empty dictionary for any other function. An ``__init__`` that does not use ``super()`` counts as one,
-    because its class is unknown.
+    Return an empty dictionary for any other function, and for an ``__init__`` that uses neither ``super()`` nor
+    ``__class__``, because its class is unknown.
     """
     code, values = frame.f_code, frame.f_locals
     if "__class__" not in values or code.co_name != "__init__":

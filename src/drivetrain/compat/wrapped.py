@@ -9,7 +9,7 @@ from drivetrain.engine.wrappers import EngineLoader, EngineModule, OptimizerHand
 
 
 def is_wrapped(obj: object) -> bool:
-    """Return whether ``obj`` is a module, an optimizer or a loader that ``setup`` or ``setup_dataloaders`` returned."""
+    """Return whether ``obj`` is a module, an optimizer or a loader that a method such as ``setup`` returned."""
     return issubclass(type(obj), (EngineModule, OptimizerHandle, EngineLoader))
 
 

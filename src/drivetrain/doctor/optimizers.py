@@ -84,8 +84,8 @@ def check() -> Items:
 def compare(classes: Sequence[type[Optimizer]], device: torch.device, dtypes: Sequence[torch.dtype]) -> Items:
     """Compare the optimizers of ``classes`` with their Python loop (``foreach=False``) in float64 on the CPU.
 
-    All faults of one class with one kernel are one finding. If a dtype fails without skipped steps, it is not checked
-    with skipped steps.
+    All faults of one class with one kernel are one finding. If the class with this kernel fails in a dtype without
+    skipped steps, it is not checked in this dtype with skipped steps.
     """
     count, faults = 0, dict[tuple[str, str, bool], dict[str, str]]()
     shown = dict[tuple[str, str, bool], str]()

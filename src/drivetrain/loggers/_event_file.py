@@ -23,8 +23,8 @@ class EventFile(SummaryWriter):
         log_dir: the folder of a new file.
         event_file: the file to append to; ``None``: a new file.
         mark: a text in a new file's name, before the suffix.
-        purges_charts: whether to hide later values that earlier processes have written to charts with several curves.
-            Each curve of such a chart has a separate folder, with files of its own.
+        purges_charts: whether to hide values of earlier processes in charts with several curves, from the step of this
+            process's first value on. Each curve of such a chart has a separate folder, with files of its own.
         kwargs: arguments for ``SummaryWriter``.
 
     Attributes:

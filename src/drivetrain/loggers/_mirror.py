@@ -58,9 +58,7 @@ class Mirror:
         return time.monotonic() - self._uploaded_at > _EVERY_S
 
     def fetch(self, name: str) -> bool:
-        """Download a file that another process has uploaded, if there is no local copy. Return whether it was
-        downloaded.
-        """
+        """Download a file from the address, if it is there and has no local copy. Return whether it was downloaded."""
         target, address = os.path.join(self.folder, name), f"{self.address}/{name}"
         if os.path.exists(target) or remote.written_at(address) is None:
             return False

@@ -27,8 +27,8 @@ class RunLogger(Logger):
         prefix: a text in front of every metric's name, followed by a hyphen.
         run_id: the id of a run to continue; ``None``: a new run.
         package: the name of the service's package, for import and installation.
-        log_model: whether to upload checkpoints. "all": each one when it was saved. True: at the end of the run, those
-            that still exist.
+        log_model: whether to upload checkpoints. "all": each one right after it was saved. True: at the end of the run,
+            those that still exist.
 
     Raises:
         ConfigurationError: the package is not installed.
@@ -164,8 +164,8 @@ class RunLogger(Logger):
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """Upload the checkpoints that still exist, if ``log_model`` is True. The run stays open, so that
-        ``trainer.test`` can log to it.
+        """After a successful run with ``log_model=True``, upload the checkpoints that still exist. The service's run
+        stays open, so that ``trainer.test`` can log to it.
         """
         if status == "success" and self._callback is not None:
             self._upload(self._callback)

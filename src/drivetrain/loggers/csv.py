@@ -206,8 +206,9 @@ class CSVLogger(FolderLogger):
         self._columns += [name for name in own if name not in self._columns]
 
     def _take_rows_back(self, rows: int, last: Row) -> None:
-        """Keep the first ``rows`` rows of the table, and the row ``last`` if it follows. Move the other rows to
-        ``metrics_replaced.csv``. If these rows are not in the table, do not change it.
+        """Keep the first ``rows`` rows of the table and, unless ``last`` is empty, the next row, which must have the
+        step of ``last``. Move the other rows to ``metrics_replaced.csv``. If a row to keep is missing, do not change
+        the table.
         """
         self._save()
         table = self._table

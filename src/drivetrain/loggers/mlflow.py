@@ -31,8 +31,8 @@ class MLFlowLogger(Tables):
             or else ``save_dir``.
         tags: the run's tags.
         save_dir: a local folder in which MLflow stores everything, if there is no ``tracking_uri``.
-        log_model: whether to upload checkpoints as artifacts. "all": each one when it was saved. True: at the end of
-            the run, those that still exist.
+        log_model: whether to upload checkpoints as artifacts. "all": each one right after it was saved. True: at the
+            end of the run, those that still exist.
         prefix: a text in front of every metric's name, followed by a hyphen.
         artifact_location: the location of a new experiment's artifacts; ``None``: the store's default.
         run_id: the id of a run to continue.

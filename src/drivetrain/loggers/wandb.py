@@ -62,8 +62,8 @@ class WandbLogger(Tables):
         id: the run's id. A run that has this id is continued.
         anonymous: log without an account.
         project: the project; by default the environment variable ``WANDB_PROJECT``, or else "lightning_logs".
-        log_model: whether to upload checkpoints. "all": each one when it was saved. True: at the end of the run, those
-            that still exist.
+        log_model: whether to upload checkpoints. "all": each one right after it was saved. True: at the end of the run,
+            those that still exist.
         experiment: an existing run from ``wandb.init``.
         prefix: a text in front of every metric's name, followed by a hyphen.
         checkpoint_name: the name of the artifact with checkpoints; ``None``: ``model-<run id>``.

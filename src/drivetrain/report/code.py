@@ -28,9 +28,9 @@ _DIFF = ("diff", "HEAD", "--no-ext-diff", "--no-textconv", "--no-color", "--igno
 def version_of() -> tuple[dict[str, Any], str]:
     """Return the version of the running program's code, and the diff of tracked files against the commit.
 
-    The version is a dictionary. "folder" is the program's folder, or the working folder if the program was installed.
-    In a git repository, there are also "commit", "branch", "dirty" and "diff" (the digest of the diff). If entries are
-    missing, "note" has the reason.
+    The version is a dictionary. "folder" is the program's folder, or the working folder if the program was installed or
+    has no file. In a git repository, there are also "commit", "branch", "dirty" and, if there is a diff, "diff" (its
+    digest). If the first three are missing, "note" has the reason.
     """
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     installed = main is None or os.path.abspath(main).startswith((sys.prefix, sys.base_prefix))
@@ -85,7 +85,7 @@ def _run(git: str, folder: str, variables: dict[str, str], *words: str) -> tuple
     """Run a git command, with messages in English.
 
     Returns:
-        The first :data:`DIFF_LIMIT` bytes of the output, its length and its digest.
+        The first :data:`DIFF_LIMIT` bytes of the output, and the length and the digest of the whole output.
     """
     command, start, size, digest, began_s = [git, *_GIT, *words], b"", 0, hashlib.sha256(), time.monotonic()
     with subprocess.Popen(

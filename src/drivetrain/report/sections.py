@@ -256,7 +256,7 @@ def within(most: int, pieces: Iterable[str]) -> tuple[str, int]:
 
 
 def shortened(value: Any, most: int) -> str:
-    """Return the first ``most`` characters of ``value``, followed by how many more there are."""
+    """Return the first ``most`` characters of ``value``. If it has more, add how many are left out."""
     found = str(value)
     return found if len(found) <= most else f"{found[:most]} ... ({len(found) - most} more characters)"
 

@@ -112,8 +112,8 @@ class Trials:
         self._limit_s, self._say, self._count = limit_s, say, 0
 
     def run(self, result: Result, rounds: int, only: Sequence[str] = ()) -> None:
-        """Run all rounds, and store the measurements in ``result``. After a KeyboardInterrupt, it has the rounds so
-        far.
+        """Run at most ``rounds`` rounds, and store the measurements in ``result``. After a KeyboardInterrupt, it has
+        the measurements so far.
 
         Raises:
             CannotTryError: the unchanged program fails or has no measurable fit, a name in ``only`` is unknown, or no
