@@ -127,7 +127,7 @@ class Run:
             kill: the step of the kill, as numbered in the run ``like``, and the seconds to wait in this step before the
                 kill.
             like: the undisturbed run.
-            latest: the step that follows the last step before the previous kill.
+            latest: the latest step at which the program can have continued, which follows the step of the last kill.
             operations: a rank, and a step of this rank since the program's start, counted from 0. The operations of
                 this step are recorded. Then all ranks are killed.
 

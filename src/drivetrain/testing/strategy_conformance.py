@@ -71,7 +71,7 @@ def runs_on_every_rank(suite: type) -> type:
 
 
 def needs_every_rank(row: Callable[[Any, Path], None]) -> Any:
-    """Return a test that runs the method ``row`` on every rank. ``test.row`` is this method."""
+    """Return a test that runs the method ``row`` on every rank. The test's attribute ``row`` is this method."""
 
     def test(self: StrategyConformance, tmp_path: Path) -> None:
         self._ranks.run(row.__name__, tmp_path)
