@@ -68,7 +68,7 @@ def real() -> AbstractContextManager[Any]:
 
 def forget_ranks() -> None:
     """Forget the process group of the process from which this process was forked. The group is not destroyed, because
-    its other ranks do not know this process.
+    this fork is not one of its ranks.
     """
     cast("Any", dist).GroupMember.WORLD = None
 

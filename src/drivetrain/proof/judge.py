@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 from drivetrain.proof.records import Start, Step, packed, unpacked
 
 _WEIGHTS = {"parameters": 20, "optimizer": 6, "inputs": 3, "losses": 2, "hyperparameters": 1, "Python": 1, "torch": 1}
-"""Weights for the search for the step at which a program continued. The search adds up the weights of all equal parts
-of two records.
+"""The weights of a record's parts. To find the step at which a program continued, the search compares two records, and
+adds up the weights of the equal parts.
 """
 _UNTRAINED = 4
-"""The weight of equal parameters if these are the parameters of the first step. This weight is lower, because a program
-that restores nothing also has these parameters.
+"""The weight of equal parameters that are still the parameters of the first step. This weight is lower, because a
+program that restores nothing also has these parameters.
 """
 _FOLLOWING = 50
 """The largest number of steps that are compared to find the step at which a program continued."""
@@ -109,7 +109,7 @@ def position(steps: Sequence[Step], undisturbed: Sequence[Step], latest: int, en
     Args:
         steps: the records of a process.
         undisturbed: the steps of the undisturbed run.
-        latest: the latest step at which the program can have continued, which follows the step of the last kill.
+        latest: the latest step at which the program can have continued. The last kill was in the step before.
         ends: whether the process has ended by itself.
     """
     own, others = [_signature(step) for step in steps[:_FOLLOWING]], [_signature(step) for step in undisturbed]

@@ -101,7 +101,7 @@ def _counterpart(name: str, one: Path, other: Path, before: Path) -> Path:
 
 
 def _is_same(path: Path, before: Path) -> bool:
-    """Whether the file existed before the run, and the run has not written the file."""
+    """Whether the file ``path`` has the size and the modification time of the file ``before``."""
     if not before.exists():
         return False
     now, then = path.stat(), before.stat()

@@ -46,7 +46,7 @@ class Recorder:
         parent: the process that has started the program.
         undisturbed: the folder with the records of the undisturbed run. The recorder compares the state with these
             records to find the current step.
-        latest: the latest step at which the program can have continued, which follows the step of the last kill.
+        latest: the latest step at which the program can have continued. The last kill was in the step before.
         kill: the step of the kill, counted from 0 in the undisturbed run, and the seconds to wait in this step before
             the kill. The kill happens before the next step.
         operations: a rank, and a step of this rank, counted from 0 in this process. All operations of this step are

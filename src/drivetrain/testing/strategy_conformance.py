@@ -464,7 +464,7 @@ class StrategyConformance:
 
 
 def everyones_mean(strategy: Strategy, losses: list[Tensor], replicas: int = 1) -> Tensor:
-    """Return the mean of each loss over all ranks and replicas, whose parts of a global batch have the same size."""
+    """Return the mean of each loss over all ranks and replicas, which have equally many samples."""
     here = torch.stack([loss.cpu() for loss in losses]) if losses else torch.zeros(0)
     here = here.reshape(-1, replicas).mean(1)
     return torch.stack(strategy.world.gather_objects(here)).mean(0)

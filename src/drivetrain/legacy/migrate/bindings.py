@@ -153,7 +153,7 @@ class Bindings:
 
 
 def _stored(tree: ast.Module, imports: set[int]) -> set[str]:
-    """Return the names that the program binds, except by an import of Lightning."""
+    """Return the names that the program binds. Names that only imports of Lightning bind are left out."""
     found: set[str | None] = set()
     absent = {  # names set to None, for example after a failed import
         id(target)

@@ -149,7 +149,7 @@ class Stepped(Adapted):
 
     @property
     def accumulates(self) -> bool:
-        """Whether the next optimizer step needs batches after the current batch."""
+        """Whether further batches follow before the next optimizer step."""
         run = None if self.trainer is None else self.trainer.current_run
         window = None if run is None else run.window
         return window is not None and window.batches_done + 1 < window.size
