@@ -1,7 +1,7 @@
 """Compute the memory that a device needs in addition to a program's tensors: fixed amounts, and fragments that torch's
 allocator cannot use.
 
-The fixed amounts were chosen before plans were compared with measurements, and not changed afterwards.
+The fixed amounts were not fitted to measurements.
 """
 
 from __future__ import annotations

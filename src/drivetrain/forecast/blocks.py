@@ -27,7 +27,7 @@ def paths(root: nn.Module) -> dict[str, nn.Module]:
 
 
 def _lists(root: nn.Module) -> list[tuple[str, Any]]:
-    """Return the lists in ``root`` whose blocks can replace each other, with the lists' paths."""
+    """Return the path and the list for each list in ``root`` whose blocks are interchangeable."""
     found, inside = [], set[nn.Module]()
     for path, module in root.named_modules():
         children = list(module.children())
@@ -65,8 +65,8 @@ def lengths(root: nn.Module) -> tuple[tuple[str, int], ...]:
 
 
 def cases(found: tuple[tuple[str, int], ...]) -> list[tuple[int, ...]]:
-    """Return the lengths of the lists in each further measurement. There is one measurement per list. In this
-    measurement the list has ``MORE`` blocks, and every other list has ``FEW`` blocks.
+    """Return the lengths of all lists for each further measurement. A measurement gives one list ``MORE`` blocks, and
+    every other list ``FEW`` blocks.
     """
     short = (FEW,) * len(found)
     return [(*short[:at], MORE, *short[at + 1 :]) for at in range(len(found))]

@@ -88,7 +88,7 @@ def _prepare(asked: dict[str, Any], program: str, result: Path) -> None:
         standins.drop_values(mode, started.model)
         found = Planner(job, mode, program, asked).run(trainer, started, fits)
         for each in found.get("changes", ()):
-            # the arguments can contain strategies, which the command could unpickle only with an import of torch
+            # to unpickle a strategy in the arguments, the command would have to import torch
             each.arguments = {}
         _end(result, found)
 

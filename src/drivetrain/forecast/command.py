@@ -28,8 +28,8 @@ from drivetrain.proof.runs import CannotTryError, last_lines, run_to_end, signal
 
 VARIABLE = "DRIVETRAIN_PLAN"
 COPIES, REAL_S = 6, 60.0
-"""The program runs with real values only if ``COPIES`` times the memory of the parameters is free: for weights,
-gradients, optimizer states and activations. The command ends this run after ``REAL_S`` seconds.
+"""Before a run with real values, ``COPIES`` times the memory of the parameters must be free, for weights, gradients,
+optimizer states and activations. The command ends this run after ``REAL_S`` seconds.
 """
 MOST_RUNS = 4
 """A line of the report names at most this many ranges of ranks, such as 0-3."""

@@ -20,7 +20,7 @@ and the all_gather run on another stream, and therefore do not wait for earlier 
 
 
 def spread(ranks: Ranks, per_machine: int) -> tuple[int, int]:
-    """Return on how many machines a group's ranks are, and how many of these ranks each machine has.
+    """Return the number of machines with ranks of a group, and the number of these ranks on each machine.
 
     Args:
         per_machine: how many ranks of the job each machine has. Consecutive ranks are on one machine.
@@ -30,8 +30,8 @@ def spread(ranks: Ranks, per_machine: int) -> tuple[int, int]:
 
 
 def exchange_time(exchange: Exchange, device: Device, per_machine: int) -> float:
-    """Return the shortest time of a collective in seconds: the minimum over NCCL's two protocols, one with full
-    bandwidth and one with low latency. For all_reduce, the minimum is also over rings and trees.
+    """Return the shortest time of a collective in seconds. NCCL has a protocol with full bandwidth and a protocol with
+    low latency, of which the faster one counts. For all_reduce, the faster of rings and trees counts.
     """
     if exchange.group_ranks.count < 2:
         return 0.0
@@ -116,7 +116,7 @@ def forecast(steps: Sequence[Step], device: Device, per_machine: int, *, tf32: b
     as operations. An exchange starts when all earlier operations have ended. The operations from index ``waited_on_at``
     on start when the exchange has ended. DDP's buckets and FSDP2's reduce_scatters therefore overlap with the rest of
     the backward pass. An exchange of tensor parallelism does not overlap. FSDP2 gathers one group of parameters in
-    advance. An all_gather of FSDP2 therefore starts earlier: when the rank has waited for the previous all_gather.
+    advance. An all_gather of FSDP2 therefore starts as soon as the rank has waited for the previous all_gather.
 
     Args:
         per_machine: the number of ranks on each machine.
@@ -155,8 +155,8 @@ def of_window(recorded: Recorded, batches: int, device: Device, per_machine: int
 
     Args:
         recorded: the recorded window. If a window has more than two batches, only the first two are recorded.
-        batches: the number of batches in the window. Batches that were not recorded repeat the first batch, because
-            only the last batch exchanges gradients.
+        batches: the number of batches in the window. A batch that was not recorded takes the time of the first batch,
+            which exchanges no gradients.
         per_machine: the number of ranks on each machine.
     """
     steps = fused(recorded.steps) if recorded.is_compiled else recorded.steps

@@ -35,8 +35,8 @@ from drivetrain.forecast.standins import device_numbers
 from drivetrain.forecast.values import UnreadableError, Values
 
 _SHAPES = "shapes"
-"""The kind of fake tensors that torch only creates to compute the shapes of global tensors. A real rank does not
-allocate such tensors.
+"""The kind of fake tensors with which torch only computes the shapes of global tensors. A real rank does not allocate
+these tensors.
 """
 
 _MARKS = {
@@ -62,9 +62,9 @@ class Lines:
         self._known: dict[str, bool] = {}
 
     def here(self) -> tuple[str, str, str]:
-        """Return the program's line as "file.py:12", and two texts about functions of :data:`_MARKS` on the stack. The
-        first is the kind of memory that such a function allocates. The second is the function's name if the function
-        exchanges on another stream. By default both are "".
+        """Return three texts, each of which can be "". The first is the program's line, such as "file.py:12". The
+        second is the kind of memory that a function of :data:`_MARKS` on the stack allocates. The third is the name of
+        this function if the function exchanges on another stream.
         """
         frame: Any = sys._getframe(2)
         mark, apart = "", ""
@@ -303,8 +303,8 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
 
 
 def _counts_steps() -> bool:
-    """Whether an optimizer is reading its step count. The count must not be 0, because an optimizer may divide by a
-    function of the count.
+    """Whether an optimizer is reading its step count. The recorder then returns 1 instead of 0, because an optimizer
+    may divide by a function of the count.
     """
     frame: Any = sys._getframe(2)
     while frame is not None:

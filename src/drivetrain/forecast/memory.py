@@ -56,10 +56,11 @@ class Measured:
         blocks: the paths of the repeated blocks.
         lists: the paths of the lists whose blocks were removed, and the lengths before the removal.
         batches: the number of micro-batches in a window. At most two micro-batches are measured.
-        on_host: the kinds of memory that the strategy keeps on the host. The totals of the stretches leave them out.
-        unreadable: for each line of the program, how many values the line reads that no run with real values has
-            recorded.
-        read: for each line of the program, how many values the line reads that a run with real values has recorded.
+        on_host: the kinds of memory that the strategy keeps on the host. The totals of the stretches do not include
+            these kinds.
+        unreadable: for each line of the program, how many unknown values the line reads.
+        read: for each line of the program, how many recorded values the line reads. A run with real values has recorded
+            these values.
         start: for each kind of memory, the bytes at the beginning of the window.
         batch_size: the number of samples in a micro-batch, or 0 if it is unknown.
         live: for each hook, the live bytes that were measured when the hook was last called.

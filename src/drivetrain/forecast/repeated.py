@@ -18,9 +18,9 @@ def repeated(few: Sequence[Step], more: Sequence[Step], length: int) -> tuple[St
     """Return the steps of a window of a model with ``length`` blocks.
 
     In each phase, ``more`` has the steps of ``few`` and the steps of one more block. The result repeats these
-    additional steps for each further block. If a step, such as an optimizer's, moves more bytes in ``more`` than in
-    ``few``, the step grows by the difference with each further block. DDP's buckets are not parts of blocks. The result
-    has as many buckets of the largest size as the gradients need, evenly distributed.
+    additional steps for each further block. An optimizer's step, for example, moves more bytes in ``more`` than in
+    ``few``. Each further block adds the difference to this step. DDP's buckets are not parts of blocks. The result
+    divides all gradients into buckets of equal size, and distributes the buckets evenly.
 
     Args:
         few: the steps with two blocks.

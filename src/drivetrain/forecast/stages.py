@@ -1,5 +1,5 @@
-"""For ``drivetrain plan``: run one rank of a pipeline alone, with fake tensors of the shapes that the other ranks'
-stages would send.
+"""Run one rank of a pipeline alone, for ``drivetrain plan``. Fake tensors replace the tensors that other ranks' stages
+would send.
 """
 
 from __future__ import annotations

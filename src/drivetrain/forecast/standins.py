@@ -200,7 +200,7 @@ def _mean(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]: 
 
 
 def _exchange(group: Any, function: Callable[..., Any], *args: Any) -> Any:
-    """Return the result of a collective of drivetrain to which every rank passes this rank's value."""
+    """Return the result of drivetrain's collective ``function`` if every rank passes this rank's value."""
     return ANSWERS[function.__name__](len(group.ranks), *args)
 
 

@@ -68,7 +68,7 @@ def real() -> AbstractContextManager[Any]:
 
 def forget_ranks() -> None:
     """Forget the process group of the process from which this process was forked. The group is not destroyed, because
-    its other ranks do not know this process.
+    this fork is not one of its ranks.
     """
     cast("Any", dist).GroupMember.WORLD = None
 
@@ -104,8 +104,8 @@ def join_fake_ranks(rank: int, world_size: int, timeout: Any) -> None:
 
 
 def stages_know_shapes(stage: Any) -> None:
-    """Patch torch's ``PipelineStage``, whose ranks communicate to agree whether the shapes are given. With this patch,
-    the answer is always yes, because a plan gives the shapes.
+    """Patch torch's ``PipelineStage``. Its ranks would communicate to find out whether every rank knows the shapes of
+    its stages. A plan always knows these shapes.
     """
     known = SimpleNamespace(item=lambda: 1)
     for name in torch_private.VOTES_OF_A_STAGE:
@@ -164,8 +164,8 @@ _WIDE = (
 
 
 def autocast_as_devices_do() -> Any:
-    """Let autocast on the CPU compute in float32 all operations that autocast on accelerators computes in float32. The
-    change lasts until the returned object is freed.
+    """Let autocast on the CPU use float32 for the same operations as autocast on accelerators. The change lasts until
+    the returned object is freed.
     """
     library: Any = cast("Any", torch.library).Library("aten", "IMPL")
     for name in _WIDE.split():
@@ -187,7 +187,7 @@ def _widened(operator: Any, *args: Any, **options: Any) -> Any:
         return operator(*map(wide, args), **{name: wide(value) for name, value in options.items()})
 
 
-# ---- which operation of the forward pass a backward one belongs to ---------------------------------------------------
+# ---- the forward operation of each backward operation ----------------------------------------------------------------
 
 KNOWS_NODES = None not in (torch_private.running_node, torch_private.newest_node)
 """Whether torch tells which node of the autograd graph is running. If False, a plan does not know the program's lines

@@ -86,8 +86,8 @@ class Planner:
     # ---- changes -------------------------------------------------------------------------------------------------
 
     def _tried(self, fits: Fits) -> Iterator[Change]:
-        """Measure and yield each change, the cheapest first. If the program fits with no single change, combine more
-        and more changes, and yield each combination until the program fits.
+        """Measure and yield each change, the cheapest first. If no single change is enough, yield combinations of more
+        and more changes until the program fits.
         """
         done = self._measured_together(list(self.changes()))
         yield from done

@@ -54,8 +54,8 @@ class Values:
         )
 
     def take(self, key: Key) -> tuple[bool, Any]:
-        """Return whether results are recorded for ``key``, and the next of these results, with new tensors. The first
-        result follows after the last result.
+        """Return two values: whether results are recorded for ``key``, and the next result, with new tensors. After the
+        last result, start again with the first result.
 
         Raises:
             UnreadableError: no result is recorded for ``key``, and either ``known`` was ``None`` or there were already

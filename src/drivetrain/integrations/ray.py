@@ -49,7 +49,8 @@ class RayTrainReportCallback(Callback):
         super().__init__()
         self._download = ExitStack()  # removes the downloaded checkpoint after the fit has read it
         self._saved: dict[int, dict[str, float]] = {}  # the metrics at the save of each checkpoint, by step
-        self._reported = self._reported_with_files = -1  # the last step with a report, and with a reported checkpoint
+        # the step of the last report, and of the last report with a checkpoint
+        self._reported = self._reported_with_files = -1
         self._reports = False  # true while a fit trains in a worker of Ray Train
 
     def own_checkpoint(self, trainer: Trainer) -> str | None:
@@ -84,7 +85,7 @@ class RayTrainReportCallback(Callback):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._download.close()
-        # If a callback saves a checkpoint after the exception, do not report it: a report waits for all ranks, and
+        # Do not report a checkpoint that a callback saves after the exception. A report waits for all ranks, and
         # perhaps only this rank has failed.
         self._reports = False
 

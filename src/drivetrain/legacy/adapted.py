@@ -10,7 +10,7 @@ from drivetrain.strategies.strategy import Strategy, StrategyRegistry
 
 
 class Adapted(Shared):
-    """Base of the mixins that override methods of a strategy class; :attr:`usual` has the strategy's own methods.
+    """Base class of mixins that override a strategy's methods. A mixin finds the overridden methods in :attr:`usual`.
 
     Attributes:
         source: the earlier generation's accelerator, which the strategy's methods call.
@@ -20,7 +20,7 @@ class Adapted(Shared):
     earlier: ClassVar[Earlier]  # hooks and arguments of the earlier generation that the mixin supports
     splits_batches: bool  # whether the strategy class calls hooks such as training_step_end
 
-    # Members of the strategy class, which follows in the method resolution order.
+    # The strategy class, which is the second base class, defines these members.
     world_size: int
     bind: Any
     manual_backward_context: Any
@@ -40,8 +40,7 @@ def adapted(mixin: type[Adapted], entry: Entry[Strategy] | str, source: Any, **a
     """Create one of drivetrain's strategies; methods of ``mixin`` override the strategy's methods.
 
     Args:
-        mixin: a class whose methods call ``source``; the mixin's methods find the strategy's own methods in
-            ``self.usual``.
+        mixin: a class whose methods call ``source``.
         entry: a registered strategy, or its name.
         source: the accelerator of the earlier generation.
         arguments: arguments of the strategy's constructor.

@@ -13,7 +13,8 @@ def warn_deprecated(what: str, instead: str, once_for: Any = None) -> None:
     Args:
         what: the subject of the sentence, such as "Trainer(gpus=2)".
         instead: what to write today.
-        once_for: an object. For this object, the warning about each ``instead`` is issued only once. ``None``: always.
+        once_for: an object that remembers its warnings. A second warning with the same ``instead`` is left out.
+            ``None``: always warn.
     """
     seen = set() if once_for is None else vars(once_for).setdefault("_deprecated", set())
     if instead not in seen:

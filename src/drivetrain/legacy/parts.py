@@ -12,11 +12,11 @@ from drivetrain.legacy.v1_3.epoch_ends import EpochEnds
 
 
 class AsksStrategy:
-    """Common members of Lightning 1.1's accelerators and 1.3's training-type plugins; each calls the strategy.
+    """Members that Lightning 1.1's accelerators and 1.3's training-type plugins have in common. Most call the strategy.
 
     Attributes:
-        strategy: drivetrain's strategy, with methods that call the accelerator; ``strategy.usual`` has the strategy's
-            own methods.
+        strategy: drivetrain's strategy, whose methods call the accelerator. ``strategy.usual`` gives access to the
+            original methods of the strategy.
     """
 
     strategy: Any
@@ -87,7 +87,8 @@ class OfAccelerator:
 
     Attributes:
         accelerator: the accelerator to which this plugin belongs.
-        passing: a sentence for errors about how to pass the plugin. "{name}" stands for the plugin's class.
+        passing: a sentence for error messages, which tells how to pass the plugin. The name of the plugin's class
+            replaces "{name}".
     """
 
     accelerator: Any = None

@@ -27,7 +27,7 @@ class AdvancedProfiler(Profiler):
         dirpath: the folder of the files; ``None``: the folder of the run's logger.
         filename: a part of the files' names. ``None``: the report is printed.
         line_count_restriction: the number of functions per action in the report; a float below 1.0 is a fraction of the
-            functions. 1.0 means all functions in a file, and 20 functions in a printed report.
+            functions. With 1.0, a file has all functions, and a printed report has 20.
         dump_stats: also write a file for each action, ``<stage>-<filename>-<rank>-<action>.prof``, for ``pstats`` and
             tools such as snakeviz.
 

@@ -23,7 +23,7 @@ _BATCH = {
     "fit": "run_training_batch", "validate": "run_validation_batch", "test": "run_test_batch",
     "predict": "run_predict_batch",
 }  # fmt: skip
-"""The action of each stage that ends a step of torch.profiler's schedule."""
+"""For each stage, the action whose end is also the end of a step in torch.profiler's schedule."""
 
 
 class ProfileArguments(TypedDict, total=False):
@@ -128,7 +128,7 @@ class PyTorchProfiler(Profiler):
         """The running ``torch.profiler.profile`` or ``emit_nvtx``; ``None`` outside a run."""
         self._report = ""
         self._actions: list[tuple[str, Any]] = []
-        self._layers: list[Any] = []  # the marks of the layers that are running forward
+        self._layers: list[Any] = []  # the marks of layers whose forward pass is running
         self._hooks: list[Any] = []
 
     def __getstate__(self) -> dict[str, Any]:

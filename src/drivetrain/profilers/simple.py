@@ -77,7 +77,7 @@ class SimpleProfiler(Profiler):
         self.durations, self._open, self._began = {}, [], time.perf_counter()
 
     def start(self, action_name: str) -> None:
-        """Begin an action, inside the action that began last and is still running.
+        """Begin an action. If other actions are running, this action is an inner action of the latest one.
 
         Raises:
             ConfigurationError: the action is already running.

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 from drivetrain.proof.records import Start, Step, packed, unpacked
 
 _WEIGHTS = {"parameters": 20, "optimizer": 6, "inputs": 3, "losses": 2, "hyperparameters": 1, "Python": 1, "torch": 1}
-"""Weights for the search for the step at which a program continued. The search adds up the weights of all equal parts
-of two records.
+"""The weights of a record's parts. To find the step at which a program continued, the search compares two records, and
+adds up the weights of the equal parts.
 """
 _UNTRAINED = 4
-"""The weight of equal parameters if these are the parameters of the first step. This weight is lower, because a program
-that restores nothing also has these parameters.
+"""The weight of equal parameters that are still the parameters of the first step. This weight is lower, because a
+program that restores nothing also has these parameters.
 """
 _FOLLOWING = 50
 """The largest number of steps that are compared to find the step at which a program continued."""
@@ -79,13 +79,15 @@ class Judgement:
 
     @property
     def kills(self) -> list[tuple[int | None, int | None]]:
-        """For each restart, the last step before the restart, and the step with which the program continued."""
+        """A pair of steps for each restart: the last step before the restart, and the step at which the program
+        continued.
+        """
         return list(zip(self.ended_in, self.started_at[1:], strict=False))
 
 
 def earliest(found: Sequence[Judgement]) -> Judgement:
-    """Return the judgement with the earliest difference. If several judgements have their first difference at the same
-    step, return the judgement whose part comes first. In the order of the parts, causes come before effects.
+    """Return the judgement with the earliest difference. If several judgements first differ at the same step, return
+    the judgement whose differing part is nearest to the cause.
 
     If no rank differs, return the judgement of the first rank.
     """
@@ -101,13 +103,13 @@ def earliest(found: Sequence[Judgement]) -> Judgement:
 def position(steps: Sequence[Step], undisturbed: Sequence[Step], latest: int, ends: bool = False) -> int:
     """Return the index in ``undisturbed`` of the step that is equal or most similar to the first of ``steps``.
 
-    Steps in which the model does not change can be equal to each other. Of several equal steps, prefer a step at which
-    the program can have continued, and after which the next steps are also equal.
+    Steps in which the model does not change can be equal to each other. Among equal steps, prefer a step up to
+    ``latest``. Then prefer a step that is followed by more equal steps.
 
     Args:
         steps: the records of a process.
         undisturbed: the steps of the undisturbed run.
-        latest: the number of the step after the step in which the last kill happened.
+        latest: the latest step at which the program can have continued. The last kill was in the step before.
         ends: whether the process has ended by itself.
     """
     own, others = [_signature(step) for step in steps[:_FOLLOWING]], [_signature(step) for step in undisturbed]
@@ -227,8 +229,8 @@ def judge_ranks(one: Start, other: Start, against: int, rank: int) -> Judgement:
 def _own_buffers(one: Sequence[Step], other: Sequence[Step]) -> set[str]:
     """Return the buffers that each rank computes from its own batches, such as the statistics of batch norm.
 
-    A buffer that changes at each step on both ranks, and differs between the ranks after each change, is assumed to be
-    computed from a rank's own batches.
+    The result contains each buffer that changes at each step on both ranks, and differs between the ranks after each
+    change.
     """
     values = [
         tuple(dict(zip(step["names"]["model"], unpacked(step["tensors"]["model"]), strict=True)) for step in steps)

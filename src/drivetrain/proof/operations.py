@@ -28,8 +28,8 @@ _WRAPPERS = ("recorded_backward", "recorded_next")
 
 
 class Operations(operations.Operations):  # type: ignore[no-untyped-call]
-    """Records the operations that the program calls, without operations that this package calls. For each operation,
-    also records the storages that the operation has made or changed.
+    """Records torch's operations that the program calls, but not the operations that this package calls. For each
+    operation, also records the storages that the operation has made or changed.
     """
 
     def __init__(self) -> None:
@@ -156,7 +156,7 @@ def first_change(one: Path, other: Path, ranks: tuple[int, int], tensor: str) ->
         one: the file with the operations of the first rank.
         other: the file of the second rank.
         ranks: both ranks.
-        tensor: the part of the state, and the name of the tensor in this part: see :meth:`Operations.name`.
+        tensor: the part of the state and the name of the tensor, such as "parameters: layer.weight".
     """
     old, new = (
         [each for each in json.loads(path.read_text(encoding="utf-8")) if tensor in each[3]] for path in (one, other)

@@ -87,8 +87,8 @@ def compare(one: Path, other: Path, before: Path, ignored: Collection[Column] = 
 def _counterpart(name: str, one: Path, other: Path, before: Path) -> Path:
     """Return the file of the killed run that is compared with ``name``.
 
-    A logger gives each start a new folder ``version_<n>``. If the undisturbed run has made one folder of this kind, a
-    checkpoint in the folder is compared with the checkpoint in the last folder of the killed run.
+    A logger gives each start a new folder ``version_<n>``. If the undisturbed run has made only one such folder, its
+    checkpoint is compared with the newest checkpoint of the same name in the killed run's folders.
     """
     if name.endswith(_TABLES) or not (found := _VERSION.search(name)):
         return other / name
@@ -101,7 +101,7 @@ def _counterpart(name: str, one: Path, other: Path, before: Path) -> Path:
 
 
 def _is_same(path: Path, before: Path) -> bool:
-    """Whether the file existed before the run, and the run has not written the file."""
+    """Whether the file ``path`` has the size and the modification time of the file ``before``."""
     if not before.exists():
         return False
     now, then = path.stat(), before.stat()

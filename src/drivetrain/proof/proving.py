@@ -167,8 +167,7 @@ def first_operation(
 ) -> str:
     """Start two runs again, each up to a step. Return a text that names the first operation whose result differs.
 
-    If ``ranks`` are two ranks of one run, the text names the first operation after which ``tensor`` differs between the
-    ranks.
+    If ``ranks`` are two ranks of one run, the text names the first operation after which ``tensor`` differs.
     """
     for run, rank, step in zip((one, other), ranks, steps, strict=True):
         # if the run takes too long, only the operation remains unknown

@@ -46,7 +46,7 @@ class Recorder:
         parent: the process that has started the program.
         undisturbed: the folder with the records of the undisturbed run. The recorder compares the state with these
             records to find the current step.
-        latest: the step after the step in which the last kill happened.
+        latest: the latest step at which the program can have continued. The last kill was in the step before.
         kill: the step of the kill, counted from 0 in the undisturbed run, and the seconds to wait in this step before
             the kill. The kill happens before the next step.
         operations: a rank, and a step of this rank, counted from 0 in this process. All operations of this step are
@@ -245,8 +245,8 @@ def rank() -> int:
 
 
 def kill_job(parent: int) -> None:
-    """Kill the child of ``parent`` from which the calling process descends, such as torchrun, and all descendants of
-    this child. The calling process kills itself last.
+    """Find the child of ``parent`` that is an ancestor of this process, such as torchrun. Kill this child and its
+    descendants, and the calling process last.
 
     Other children of ``parent`` are not killed, because ``parent`` can be a test suite.
     """

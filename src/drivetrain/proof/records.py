@@ -53,7 +53,7 @@ class Start:
 
 
 def path_of(folder: str | Path, start: int, rank: int, forked: int | str = "") -> Path:
-    """Return the path of the file with a rank's records of one start of the program.
+    """Return the path of the file with the records that a rank writes in one start of the program.
 
     Args:
         folder: the run's folder of records.

@@ -43,7 +43,7 @@ class CannotTryError(Exception):
 
 def installed_torch() -> str:
     """Return the version of the installed torch, without importing torch."""
-    # a late import, because the import is slow and the help of commands needs no versions
+    # imported here, because a command that only prints its help does not need this slow import
     return str(Later("importlib.metadata").version("torch"))
 
 
@@ -127,7 +127,7 @@ class Run:
             kill: the step of the kill, as numbered in the run ``like``, and the seconds to wait in this step before the
                 kill.
             like: the undisturbed run.
-            latest: the step that follows the last step before the previous kill.
+            latest: the latest step at which the program can have continued. The last kill was in the step before.
             operations: a rank, and a step of this rank since the program's start, counted from 0. The operations of
                 this step are recorded. Then all ranks are killed.
 

@@ -66,7 +66,7 @@ class Machine:
         self.places = Places(count)
         self.record = Record(_places=self.places)
         self.calls: list[Call] = []
-        self._landing: list[Place] = []  # the device to which a running move copies
+        self._landing: list[Place] = []  # the target device of the running move
         self._hushed = 0
 
     # ---- devices of tensors --------------------------------------------------------------------------------------

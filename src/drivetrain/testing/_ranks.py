@@ -158,9 +158,7 @@ def _serve(jobs: Connection, environ: dict[str, str], find: Callable[[], Any]) -
 
 
 def _found(module: str, file: str | None, name: str) -> Any:
-    """Return the suite. If the suite's module cannot be imported by its name, import the suite's file, because pytest
-    may have chosen the name.
-    """
+    """Return the suite. If no module has the name ``module``, which pytest may have chosen, import ``file``."""
     try:
         found: Any = importlib.import_module(module)
     except ModuleNotFoundError:

@@ -41,10 +41,9 @@ class FakeAccelerator(Accelerator):
     The devices are ``torch.device("cpu", 0)``, ``torch.device("cpu", 1)`` and so on. By default there is one device.
     :func:`fake_devices` or the environment variable ``DRIVETRAIN_FAKE_DEVICES`` sets another number. Outside of a
     recording, these devices behave as the plain CPU. In a recording, ``tensor.device`` is a tensor's simulated device,
-    and moving a tensor copies it. Operations that would fail with GPUs also fail in a recording. These are operations
-    with tensors on two devices, with tensors on a device and on the host, or with a device that does not exist, and
-    ``numpy()`` of a tensor on a device. A recording belongs to one thread, so each process of a job must enter a
-    recording.
+    and moving a tensor copies it. Operations that would fail with GPUs also fail in a recording. Such operations mix
+    tensors of two devices, mix tensors of a device and of the host, or use a device that does not exist. ``numpy()`` of
+    a tensor on a device also fails. A recording belongs to one thread, so each process of a job must enter a recording.
 
     ``accelerator="fake"`` is for tests, and is therefore not in the list of accelerators.
     """
@@ -215,8 +214,8 @@ def _replaced(owner: Any, name: str, wrapper: Callable[..., Any]) -> Iterator[No
 
 
 def _seen_by(calls: CallMode, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run ``function`` in the mode ``calls``, which then sees the function's calls of torch. In the backward pass,
-    hooks on gradients and recomputations are run by this function.
+    """Run ``function`` in the mode ``calls``, which then sees each call of torch in ``function``. In the backward pass,
+    this helper runs gradient hooks and recomputations.
     """
     with calls:
         return function(*args, **kwargs)

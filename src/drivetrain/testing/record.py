@@ -33,8 +33,8 @@ class Move(Event):
         source, target: the device's number, or ``None`` for the host.
         bytes: the number of bytes.
         blocking: False if the move was made with ``non_blocking``.
-        pinned: whether the source was in pinned memory of the host. From other memory of the host, real hardware blocks
-            even with ``non_blocking``, until the host has copied the tensor to pinned memory.
+        pinned: whether the source was in pinned memory of the host. Real hardware also blocks with ``non_blocking`` if
+            the source is in other memory of the host, because the tensor is first copied to pinned memory.
     """
 
     source: Place

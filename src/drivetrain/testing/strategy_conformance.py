@@ -71,7 +71,7 @@ def runs_on_every_rank(suite: type) -> type:
 
 
 def needs_every_rank(row: Callable[[Any, Path], None]) -> Any:
-    """Return a test that runs the method ``row`` on every rank. ``test.row`` is this method."""
+    """Return a test that runs the method ``row`` on every rank. The test's attribute ``row`` is this method."""
 
     def test(self: StrategyConformance, tmp_path: Path) -> None:
         self._ranks.run(row.__name__, tmp_path)
@@ -464,7 +464,7 @@ class StrategyConformance:
 
 
 def everyones_mean(strategy: Strategy, losses: list[Tensor], replicas: int = 1) -> Tensor:
-    """Return the mean of each loss over all ranks and replicas, whose parts of a global batch have the same size."""
+    """Return the mean of each loss over all ranks and replicas, which have equally many samples."""
     here = torch.stack([loss.cpu() for loss in losses]) if losses else torch.zeros(0)
     here = here.reshape(-1, replicas).mean(1)
     return torch.stack(strategy.world.gather_objects(here)).mean(0)

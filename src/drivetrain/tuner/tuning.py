@@ -169,7 +169,7 @@ class _NoEpochs(Callback):
 class _TunersRate(LearningRateFinder):
     """The Tuner's finder of learning rates.
 
-    The callback's state contains the losses, so that the losses also reach this process if other processes searched.
+    The callback's state contains the losses. If other processes search, this process gets the losses with the state.
     """
 
     def _apply(self, trainer: Trainer, rate: float) -> None:

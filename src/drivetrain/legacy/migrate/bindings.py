@@ -133,8 +133,8 @@ class Bindings:
         return Today(ours.home, node.attr) if is_package and ours is not None else None
 
     def makes(self, node: ast.expr) -> Today | None:
-        """Return the function or class of drivetrain that a call of ``node`` reaches. A call of a program's class
-        without ``__init__`` reaches the base class.
+        """Return the function or class of drivetrain that runs when the program calls ``node``. For a class of the
+        program without ``__init__``, return the base class.
         """
         own = self._classes.get(node.id) if isinstance(node, ast.Name) else None
         if own is None or len(own.bases) != 1 or any(getattr(each, "name", "") == "__init__" for each in own.body):
@@ -153,7 +153,7 @@ class Bindings:
 
 
 def _stored(tree: ast.Module, imports: set[int]) -> set[str]:
-    """Return the names in the program that are not bound by an import of Lightning."""
+    """Return the names that the program binds. Names that only imports of Lightning bind are left out."""
     found: set[str | None] = set()
     absent = {  # names set to None, for example after a failed import
         id(target)

@@ -108,8 +108,8 @@ def _rewrite_object(bindings: Bindings, node: ast.Call, today: Today) -> None:
 
 
 def _accepted(today: Today, given: dict[Any, ast.keyword]) -> dict[Any, Any]:
-    """Return the ``given`` arguments that the function or class ``today`` accepts; all arguments if the signature of
-    ``today`` is unknown.
+    """Return those of the ``given`` arguments that ``today`` accepts. If the signature of ``today`` is unknown, return
+    all arguments.
     """
     try:
         return taken(getattr(importlib.import_module(today.home), today.name), given)

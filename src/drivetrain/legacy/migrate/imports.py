@@ -236,8 +236,8 @@ def _reaches(module: str | None, today: Today) -> bool:
 
 
 def _split(module: str) -> tuple[str, str]:
-    """Return ``package`` and ``name`` of the statement ``from package import name`` for a module; for drivetrain
-    itself, ``name`` is "".
+    """Return the package and the name in the statement ``from package import name`` that imports ``module``. For
+    drivetrain itself, the name is "".
     """
     parent, _, name = module.rpartition(".")
     return (parent, name) if parent else (module, "")

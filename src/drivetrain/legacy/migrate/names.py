@@ -79,13 +79,14 @@ class Names:
             ]
             first = next(iter(found), self._elsewhere(module, name))
             if first is not None and first.is_legacy and not isinstance(_value(first), type):
-                first = next((each for each in found if not each.is_legacy), first)  # the object is not a class
+                # for a function, prefer a counterpart outside of drivetrain.legacy
+                first = next((each for each in found if not each.is_legacy), first)
             self._found[module, name] = first
         return self._found[module, name]
 
     def _elsewhere(self, module: str, name: str) -> Today | None:
-        """If no generation has ``module``, return the class called ``name`` from any module of the latest generation,
-        because classes move between modules.
+        """If no generation has ``module``, search for the class ``name`` in all modules of the latest generation.
+        Lightning may have moved the class.
         """
         if self.is_module(module) or not name[:1].isupper() or not self.belongs(module):
             return None

@@ -32,7 +32,7 @@ class Remark(NamedTuple):
 class _Edit(NamedTuple):
     start: int
     end: int
-    pieces: tuple[str | Span, ...]  # a span stands for its text after the edits inside the span
+    pieces: tuple[str | Span, ...]  # each span is replaced by the edited text in the span
 
 
 class Source:

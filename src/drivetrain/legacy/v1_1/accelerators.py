@@ -37,7 +37,7 @@ class _LateBound(type):
 
 
 def _runs(step: str, context: str) -> Any:
-    """Return a method ``step(args=None)``; the method calls the module's method ``step`` in the run's precision.
+    """Return a method ``step(args=None)`` that runs the module's method ``step`` in the run's precision.
 
     Without ``args``, the method passes :attr:`Accelerator.step_args`, the arguments of the running step.
     """
@@ -47,9 +47,9 @@ def _runs(step: str, context: str) -> Any:
 class Accelerator(EarlierAccelerator, AsksStrategy, metaclass=_LateBound):
     """An accelerator of Lightning 1.1. A subclass can override each method, and call ``super()`` in the override.
 
-    A program can omit the argument ``trainer`` even if a subclass's constructor requires ``trainer``: the Trainer sets
-    ``accelerator.trainer``. The parameter ``model`` of an overridden ``setup`` is optional, and so is the parameter
-    ``args`` of an overridden step.
+    A program need not pass ``trainer``, even if a subclass's constructor requires this argument. The Trainer sets
+    ``accelerator.trainer`` later. An override of ``setup`` can omit the parameter ``model``, and an override of a step
+    can omit ``args``.
 
     Args:
         trainer: stored as an attribute.

@@ -64,7 +64,7 @@ def _hardware(flags: Mapping[str, Any]) -> dict[str, Any]:
     wraps = [each for each in plugins if isinstance(each, DDPPlugin)]
     if len(wraps) > 1:
         raise ConfigurationError(f"Trainer(plugins=...) got {len(wraps)} plugins for DDP. Keep one.")
-    # num_processes=1 may also mean the cluster's number
+    # num_processes=1 is the default and sets no devices, because a cluster may set the number of processes
     hardware, devices = later.devices_of(flags, ("gpus", "tpu_cores", "devices"), ("cpu", {}))
     if given in ("cpu", "gpu", "tpu", "auto"):  # drivetrain accepts this value of the flag
         hardware, given = str(given), None

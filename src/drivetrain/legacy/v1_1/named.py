@@ -8,7 +8,7 @@ from drivetrain.legacy.v1_1.accelerators import Accelerator
 
 
 class _Spawns(Accelerator):
-    """Base class of accelerators for which this process starts the other processes.
+    """Base class of accelerators that start the other processes from this process.
 
     Args:
         trainer, cluster_environment, ddp_plugin: as for :class:`Accelerator`.

@@ -26,7 +26,7 @@ class DDPPlugin(OfAccelerator):
         self._ddp_kwargs: dict[str, Any] = {"find_unused_parameters": True, **kwargs}
 
     def as_settings(self) -> dict[str, Any]:
-        """Return the arguments of drivetrain's Trainer for this plugin, if the program passes no accelerator."""
+        """Return the arguments of drivetrain's Trainer for this plugin. Called if the program passes no accelerator."""
         return named.DDPAccelerator(ddp_plugin=self).as_settings()
 
     def configure_ddp(self, model: Any, device_ids: list[int] | None) -> Any:

@@ -53,11 +53,11 @@ class Driven(Stepped):
         if defined_by_user(self.source, "sync_tensor"):
             self.lightning_module.log = self.log_of_run = log_through(self.source, self.lightning_module)
         self.call("setup", self.lightning_module)
-        self.prepare()  # does nothing if the accelerator's setup() has prepared the run
+        self.prepare()  # does nothing if setup() of the accelerator has already called prepare()
 
     def setup_optimizers(self, trainer: Any) -> None:
         self.source.setup_optimizers(self.lightning_module)
-        if self.once("optimizers"):  # if no override has created the optimizers
+        if self.once("optimizers"):  # the accelerator may override setup_optimizers() and create no optimizers
             self.make_optimizers(trainer)
 
     def model_to_device(self) -> None:
@@ -86,7 +86,7 @@ class Driven(Stepped):
             del self.lightning_module.log
         self.log_of_run = None
         super().teardown()
-        self.trainer = None  # the accelerator can be used next in a user's loop, without a Trainer
+        self.trainer = None  # the next loop with this accelerator may have no Trainer
 
     # ---- inside a step -----------------------------------------------------------------------------------------------
 
@@ -148,7 +148,8 @@ class Driven(Stepped):
         wrapped: nn.Module = self.usual.setup_module(module, move_to_device)
         if wrapped is module and "ddp" not in self.source.strategy_name:
             return module
-        return that_runs_steps(wrapped, module, self)  # a new wrapper if ``wrapped`` is the module, as in an evaluation
+        # in an evaluation ``wrapped`` is the module itself, which gets a new wrapper
+        return that_runs_steps(wrapped, module, self)
 
     block_backward_sync = calls("source.block_ddp_plugin_sync_behaviour")
     reduce = calls("source.sync_tensor")

@@ -117,8 +117,8 @@ class LambdaCallback(Callback):
     """A callback whose hooks are functions.
 
     Args:
-        functions: a function for each hook, by the hook's name. The function gets the hook's arguments in Lightning
-            1.3.
+        functions: a function for each hook, by the hook's name. The function can have the parameters that the hook had
+            in Lightning 1.3.
 
     Raises:
         UnknownArgumentError: the hook does not exist.
@@ -136,9 +136,7 @@ _HOOKS = sorted(name for name in dir(Callback) if name.startswith("on_") or name
 
 
 def _method(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that takes the hook's arguments in drivetrain and calls ``function`` with the arguments in
-    1.3.
-    """
+    """Return a method for the hook ``name`` that calls ``function``, which can have Lightning 1.3's parameters."""
 
     def method(self: Any, *args: Any) -> Any:
         return function(*args)

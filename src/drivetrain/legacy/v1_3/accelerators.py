@@ -22,7 +22,7 @@ from drivetrain.loops.progress import TrainerStatus
 
 
 def _runs(step: str, context: str) -> Any:
-    """Return a method ``step(step_kwargs)``; the method calls the module's method ``step`` in the plugins' contexts."""
+    """Return a method ``step(step_kwargs)`` that runs the module's ``step`` in the ``context`` of both plugins."""
     return lambda self, step_kwargs: self._step(step, context, step_kwargs)
 
 
@@ -248,9 +248,7 @@ class Accelerator(EarlierAccelerator, _OfPlugin):
         """Called before training, after the hooks ``on_train_start`` of callbacks and module."""
 
     def on_train_epoch_end(self, outputs: Any = None) -> None:
-        """Called after ``on_train_epoch_end`` of callbacks and module. In an override, the parameter ``outputs`` is
-        optional.
-        """
+        """Called after ``on_train_epoch_end`` of callbacks and module. An override can omit ``outputs``."""
 
     def on_train_end(self) -> None:
         """Called after training, after the hooks ``on_train_end`` of callbacks and module."""

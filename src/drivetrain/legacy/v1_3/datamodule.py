@@ -29,7 +29,7 @@ class _DoneOnce(drivetrain.module.datamodule.LightningDataModule):
 
 
 def _answer(what: str) -> property:
-    """Return a property that is true after a call of the hook ``what``, such as "setup fit"."""
+    """Return a property that tells whether a hook has been called. An example of ``what`` is "setup fit"."""
     return property(lambda data: what in vars(data).get("_done", ()), doc=f"Whether ``{what}`` has been called.")
 
 

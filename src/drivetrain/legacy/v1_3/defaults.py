@@ -12,8 +12,8 @@ class Default:
     """A hook that accepts all arguments and does nothing. A Trainer treats such a hook as not overridden.
 
     Args:
-        today: drivetrain's base class. ``__func__`` is the class's method ``name``, so that a Trainer takes the hook
-            for this method.
+        today: drivetrain's base class. ``__func__`` is the method ``name`` of this class. The Trainer compares
+            ``__func__`` with this method, and finds no override.
         name: the name of the hook.
     """
 

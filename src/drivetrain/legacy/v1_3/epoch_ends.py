@@ -1,4 +1,4 @@
-"""The callback that calls hooks of Lightning 1.x that drivetrain lacks, such as ``training_epoch_end``."""
+"""A callback that calls Lightning 1.x's former hooks, such as ``training_epoch_end``."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from drivetrain.legacy.v1_3.defaults import hook_of
 class EpochEnds(Callback):
     """Collects the outputs of steps, and passes the outputs to the module's ``training_epoch_end`` and similar hooks.
 
-    These hooks run before the callbacks' ``on_train_epoch_end`` and ``on_validation_epoch_end``, so that callbacks see
-    the values that the hooks log.
+    These hooks run before ``on_train_epoch_end`` and ``on_validation_epoch_end`` of other callbacks. The other
+    callbacks therefore see the values that the hooks log.
 
     Args:
         in_evaluation: whether evaluations also call ``on_epoch_start`` and ``on_epoch_end``.
@@ -40,7 +40,7 @@ class EpochEnds(Callback):
         call_all(trainer, "on_epoch_start")
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        # Lightning 1.x counts one step per accumulation of gradients, for any number of optimizers
+        # In Lightning 1.x, ``global_step`` grows by 1 even if several optimizers have stepped.
         if trainer.validates_last and trainer.current_run.window.batches_done == 0:
             trainer.progress.count_once()
         takes_outputs = getattr(pl_module.on_train_epoch_end, "takes_outputs", False)

@@ -154,7 +154,7 @@ def _hardware(flags: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(given, Accelerator):
         return {"accelerator": given, **devices, **rest}
     if given is not None and not is_backend(given):
-        if given not in list(_ACCELERATORS):  # the value may be of a type that is no key
+        if given not in list(_ACCELERATORS):  # a list, because the value may be unhashable
             raise unknown_value("Trainer", "accelerator", given, ["cpu", "gpu", "tpu", "ddp_cpu", *PLUGINS])
         hardware = given
     precision = precisions[0] if precisions else precision_of(flags)
@@ -174,7 +174,8 @@ def devices_of(
 
     Args:
         flags: all flags.
-        order: the names of the flags for devices; the first that is set decides. If none is, ``num_processes`` does.
+        order: the names of the flags for devices. The first flag that is set decides. If no flag is set,
+            ``num_processes`` decides.
         one: the result for ``num_processes=1``, the default.
     """
     for name in order:

@@ -61,7 +61,9 @@ def adapt(cls: type, hooks: Mapping[str, tuple[str, str]]) -> None:
 
 
 def adapted(method: Callable[..., Any], today: str, then: str) -> Callable[..., Any]:
-    """Return ``method``. If ``method`` has the parameters ``then``, return a wrapper with the parameters ``today``."""
+    """Return a wrapper with the parameters ``today`` if ``method`` has the parameters ``then``; otherwise return
+    ``method``.
+    """
     if _is_of_that_time(method, today.split(), then.split()):
         return _adapted(method, today.split(), then.split())
     return method

@@ -17,15 +17,15 @@ _NO_NUMBERS = ("log", "progress_bar", "hiddens")
 
 
 class LastSteps(Logbook):
-    """drivetrain's Logbook, but at the end of an epoch ``loss``, for example, is the last step's value, not the mean.
+    """drivetrain's Logbook with one change: after an epoch, ``loss`` is the last step's value instead of the mean.
 
     The mean has the name ``loss_epoch``. For a metric object, ``loss`` is the metric's value for the epoch, as in
     drivetrain's Logbook.
 
     Args:
         sum_dtype: as for Logbook.
-        takes_dictionaries: whether callbacks see the numbers in dictionaries that steps and ``*_epoch_end`` hooks
-            return, as in Lightning 1.1.
+        takes_dictionaries: whether steps and ``*_epoch_end`` hooks can return dictionaries with numbers for callbacks,
+            as in Lightning 1.1.
     """
 
     def __init__(self, sum_dtype: torch.dtype, takes_dictionaries: bool = False) -> None:

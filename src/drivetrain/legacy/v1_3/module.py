@@ -128,9 +128,7 @@ class LightningModule(drivetrain.module.module.LightningModule):
         self.save_hyperparameters(given)
 
     def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
-        """Log a value. The argument ``sync_dist_op`` is a former name of ``reduce_fx`` for the reduction over the
-        ranks.
-        """
+        """Log a value. The former argument ``sync_dist_op`` is passed on as ``reduce_fx``."""
         for gone in ("tbptt_reduce_fx", "tbptt_pad_token"):
             options.pop(gone, None)
         if (operation := options.pop("sync_dist_op", None)) is not None:

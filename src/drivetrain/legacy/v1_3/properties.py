@@ -93,7 +93,7 @@ class Asked(drivetrain.trainer.trainer.Trainer):
         """The implementation of automatic mixed precision: torch's own, or none."""
         return "native" if self.use_amp else None
 
-    # ---- limits, as Lightning 1.x reports them; they are set as on drivetrain's Trainer ------------------------------
+    # ---- limits; ``None`` instead of -1 means "no limit" -------------------------------------------------------------
 
     _flags: dict[str, Any]
 
@@ -110,15 +110,13 @@ class Asked(drivetrain.trainer.trainer.Trainer):
     def min_epochs(self, value: Any) -> None:
         _today("min_epochs").fset(self, value)
 
-    # ---- positions, as counted by an earlier Trainer: a step ended after its validation ------------------------------
+    # ---- positions; in Lightning 1.x a step ends after the validation that follows the step --------------------------
 
     validates_last = True
 
     @property
     def global_step(self) -> int:
-        """Optimizer steps so far. If a validation follows a batch, the batch's steps are included only after the
-        validation.
-        """
+        """The number of optimizer steps so far. A validation after a batch still sees the number before this batch."""
         progress = self.progress
         phase, _, before_step = progress.slot[:3]
         if Phase.FORWARD <= phase <= Phase.OPTIMIZER_STEP:

@@ -24,7 +24,7 @@ from drivetrain.strategies.step_parts import OwnStep, StepParts
 
 
 def _asks_for(step: str) -> Any:
-    """Return a method for a strategy; the method lets the accelerator run the module's method ``step``."""
+    """Return a strategy's method through which the accelerator runs the module's method ``step``."""
     return lambda self, *args, **kwargs: self._step(step, args, kwargs)
 
 
@@ -84,8 +84,8 @@ class Stepped(Adapted):
 
     def bind_step(self, parts: StepParts) -> OwnStep | None:
         step = bind_step(self, parts)
-        # For a step with several optimizers, this class calls every hook. For any other step, only the hooks of
-        # drivetrain's strategy are called.
+        # The step of legacy/v1_3/steps.py calls every hook. Any other step calls only the hooks that drivetrain's
+        # strategy honours.
         self.facts = self.facts.but(honoured_hooks=type(self).facts.honoured_hooks if step is None else "all")
         return step or cast("OwnStep | None", self.usual.bind_step(parts))
 
@@ -116,7 +116,7 @@ class Stepped(Adapted):
         return output
 
     def epoch_outputs(self, name: str, outputs: list[Any]) -> Any:
-        """Return the argument of an ``*_epoch_end`` hook for the outputs of the steps ``name``."""
+        """Return the argument that the hook ``*_epoch_end`` gets for the ``outputs`` of the step ``name``."""
         return outputs
 
     def run_module(self, name: str, *args: Any) -> Any:
@@ -149,7 +149,7 @@ class Stepped(Adapted):
 
     @property
     def accumulates(self) -> bool:
-        """Whether the next optimizer step needs batches after the current batch."""
+        """Whether further batches follow before the next optimizer step."""
         run = None if self.trainer is None else self.trainer.current_run
         window = None if run is None else run.window
         return window is not None and window.batches_done + 1 < window.size

@@ -41,7 +41,7 @@ class Composed(Stepped):
 
     def setup(self, trainer: Any) -> None:
         self.trainer = trainer
-        if self.source.precision_plugin.today is not self.precision_plugin:  # the Trainer has another precision
+        if self.source.precision_plugin.today is not self.precision_plugin:  # the Trainer has replaced the precision
             self.source.take_precision(self.precision_plugin)
         self.source.setup(trainer, self.lightning_module)
 

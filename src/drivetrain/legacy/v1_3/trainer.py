@@ -110,7 +110,7 @@ class FlaggedTrainer(FromCommandLine, Asked):
             rank_zero_warn("trainer.tune does nothing: write Trainer(auto_lr_find=True, auto_scale_batch_size=True).")
         return found
 
-    # ---- data of a fit: its loaders were bound to the model, where ``trainer.test()`` found them ---------------------
+    # ---- an evaluation without data uses the data of the last fit ----------------------------------------------------
 
     _fitted: tuple[Any, Any, Any] = (None, None, None)  # the last fit's model, datamodule and validation loaders
 
@@ -139,8 +139,8 @@ class FlaggedTrainer(FromCommandLine, Asked):
 
     @contextmanager
     def _from_last_epoch(self, ckpt_path: Any) -> Iterator[None]:
-        """Context of a fit. The first epoch of a second fit has the index of the first fit's last epoch, so the second
-        fit trains at least one epoch.
+        """Context of a fit. A second fit begins with the index of the first fit's last epoch. With the same
+        ``max_epochs``, the second fit therefore trains one epoch.
         """
         progress, epochs = self.progress, self.progress.current_epoch
         if self._ended_fit and ckpt_path is None and epochs > 0:
@@ -195,8 +195,8 @@ class FlaggedTrainer(FromCommandLine, Asked):
     def _evaluated(
         self, run: Callable[..., Any], step: str, model: Any, loaders: Any, args: tuple[Any, ...], more: dict[str, Any]
     ) -> list[Any]:
-        """Return the results of ``run``: drivetrain's method ``validate`` or ``test``, which runs the module's
-        ``step``.
+        """Call ``run``, which is drivetrain's method ``validate`` or ``test``, and return the results. ``step`` is the
+        module's method for this evaluation.
         """
         if _has_nothing_to_do(model or self.lightning_module, run.__name__, step):
             return []

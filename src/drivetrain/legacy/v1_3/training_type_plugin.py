@@ -130,7 +130,7 @@ class TrainingTypePlugin(OfAccelerator, AsksStrategy):
     """Return the context in which ``configure_sharded_model`` runs."""
 
     def setup(self, model: nn.Module) -> None:
-        """If :meth:`pre_dispatch` will not wrap the model, convert, move and wrap the model."""
+        """Convert, move and wrap the model, unless :meth:`pre_dispatch` will do so."""
         if self.wraps_in_setup or self.strategy.facts.restores_after_setup:
             self.strategy.prepare()
 
@@ -142,13 +142,15 @@ class TrainingTypePlugin(OfAccelerator, AsksStrategy):
         self.strategy.make_optimizers(trainer)
 
     pre_dispatch = calls("strategy.prepare")
-    """If :meth:`setup` has not wrapped the model, convert, move and wrap the model."""
+    """Convert, move and wrap the model, unless :meth:`setup` has done so."""
 
     def dispatch(self, trainer: Any) -> None:
         """Called in each process, before the loop over batches."""
 
     def start_training(self, trainer: Any) -> None:
-        """Run the training, and store the results. The next two methods run an evaluation and a prediction."""
+        """Run the training, and store the results. ``start_evaluating`` and ``start_predicting`` do the same for other
+        runs.
+        """
         self._results = self.strategy.run_stage()
 
     start_evaluating = start_predicting = start_training
@@ -159,8 +161,8 @@ class TrainingTypePlugin(OfAccelerator, AsksStrategy):
     # ---- inside a step -----------------------------------------------------------------------------------------------
 
     def train_step_context(self) -> AbstractContextManager[Any]:
-        """Return a new context for one ``training_step``. The next three methods return contexts for the other
-        steps.
+        """Return a new context for one ``training_step``. The other methods ``*_step_context`` return contexts for the
+        other steps.
         """
         return nullcontext()
 

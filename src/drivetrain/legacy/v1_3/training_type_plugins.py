@@ -236,8 +236,8 @@ def shard_optimizers(strategy: Any) -> None:
 
 
 def _sharded(optimizer: Optimizer) -> Any:
-    """Return an optimizer with the class, the groups and the options of ``optimizer``, but with a state that is sharded
-    over the ranks.
+    """Return an optimizer with the class, the groups and the options of ``optimizer``. The new optimizer shards its
+    state over the ranks.
     """
     with warnings.catch_warnings():
         # The import also loads another module, about which torch warns.
@@ -248,8 +248,8 @@ def _sharded(optimizer: Optimizer) -> Any:
 
 
 def _move_scheduler(scheduler: Any, optimizer: Any) -> None:
-    """Attach ``scheduler`` to ``optimizer``: the scheduler then sets the optimizer's learning rates, and counts the
-    optimizer's steps.
+    """Attach ``scheduler`` to ``optimizer``. The scheduler then sets the learning rates of ``optimizer``, and notices
+    its steps.
     """
     step = optimizer.step
 
@@ -257,5 +257,5 @@ def _move_scheduler(scheduler: Any, optimizer: Any) -> None:
         mark_as_stepped(optimizer)
         return step(*args, **kwargs)
 
-    setattr(watched, WATCHED, True)  # otherwise the scheduler would warn about a missed step
+    setattr(watched, WATCHED, True)  # otherwise the scheduler would warn that ``step`` was replaced
     optimizer.step, scheduler.optimizer = watched, optimizer
