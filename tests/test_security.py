@@ -359,10 +359,10 @@ def temporary_files(tree: ast.AST) -> set[str]:
 def test_temporary_folders_are_open_to_their_user_alone() -> None:
     """Processes that belong together exchange files in folders that Python makes with mode 0700, whatever the umask."""
     used = set().union(*map(temporary_files, trees().values()))
-    # TemporaryFile: a file with mode 0600 and no name. gettempdir: in job_folder, which has a test, and to look for folders that watchers have made.
-    assert used == {
-        "tempfile.mkdtemp", "tempfile.TemporaryDirectory", "tempfile.TemporaryFile", "tempfile.gettempdir",
-    }  # fmt: skip
+    # TemporaryFile makes a file with mode 0600 and without a name. gettempdir is called in job_folder, which has a
+    # test, and to look for folders that watchers have made.
+    safe = {"tempfile.mkdtemp", "tempfile.TemporaryDirectory", "tempfile.TemporaryFile"}
+    assert used == {*safe, "tempfile.gettempdir"}
     assert temporary_files(ast.parse("tempfile.mktemp()")) == {"tempfile.mktemp"}  # the control
     with umask(0), tempfile.TemporaryDirectory() as folder:
         assert mode(Path(folder)) == 0o700

@@ -137,6 +137,14 @@ def test_both_forms_are_equal() -> None:
     assert found.flip(0).equal(fingerprints(tensors[::-1]))
 
 
+def test_the_default_device_of_torch_changes_nothing() -> None:
+    tensor = torch.arange(5.0)
+    with torch.device("meta"):
+        found, none = fingerprints([tensor]), fingerprints([])
+    assert torch.equal(found, fingerprints([tensor]))
+    assert none.device.type == "cpu"
+
+
 def test_more_tensors_than_are_read_at_once() -> None:
     tensors = [values(10 + i) for i in range(200)]
     assert fingerprints(tensors).tolist() == [number(tensor) for tensor in tensors]

@@ -119,7 +119,7 @@ def test_a_run_has_few_parts() -> None:
     assert len(dataclasses.fields(Run)) <= 25
 
 
-CORE, ALL = 38_460, 61_605
+CORE, ALL = 38_463, 61_608
 """Lines of code of the core and of the whole package."""
 
 LONGEST_FILE, LONGEST_FUNCTION = 500, 80

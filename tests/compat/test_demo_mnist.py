@@ -55,6 +55,29 @@ def test_a_data_module_splits_them(tmp_path: Path) -> None:
     assert (data.name, data.num_classes, len(data.dataset_train), len(data.dataset_val)) == ("mnist", 10, 32, 8)
 
 
+@pytest.mark.parametrize("error", [OSError("no network"), RuntimeError("Error downloading train-images")])
+@pytest.mark.usefixtures("host")
+def test_if_torchvision_cannot_download_another_host_is_used(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Torchvision:
+        """A torchvision whose hosts all refuse."""
+
+        datasets: Any
+
+        @staticmethod
+        def MNIST(*args: Any, **kwargs: Any) -> Any:
+            raise error
+
+    Torchvision.datasets = Torchvision
+    monkeypatch.delenv("PL_USE_MOCKED_MNIST")
+    monkeypatch.setattr(demo_mnist, "torchvision", Torchvision)
+    monkeypatch.setattr(demo_mnist, "check_installed", lambda *args: None)
+    with pytest.warns(UserWarning, match=f"torchvision could not download MNIST: {error}"):
+        digits: Any = MNIST(str(tmp_path / "data"), train=False, download=True)
+    assert len(digits) == 20
+
+
 def test_without_torchvision_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PL_USE_MOCKED_MNIST", raising=False)
     monkeypatch.setattr(demo_mnist, "find_spec", lambda name: None)

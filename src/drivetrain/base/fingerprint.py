@@ -54,7 +54,9 @@ def fingerprints(tensors: Iterable[Tensor]) -> Tensor:
         places = [place for place, flat in enumerate(bits) if flat.device == device]
         here = _on_one_device([bits[place] for place in places], device).to(target, non_blocking=True)
         found.update(zip(places, here.unbind(), strict=True))
-    return torch.stack([found[place] for place in range(len(bits))]) if bits else torch.empty(0, dtype=torch.int64, device=_HOST)
+    if not bits:
+        return torch.empty(0, dtype=torch.int64, device=_HOST)
+    return torch.stack([found[place] for place in range(len(bits))])
 
 
 def _on_one_device(bits: list[Tensor], device: torch.device) -> Tensor:

@@ -64,7 +64,7 @@ class _HostedMNIST(Dataset[tuple[Tensor, int]]):
 
 
 def MNIST(*args: Any, **kwargs: Any) -> Dataset[Any]:
-    """Return torchvision's MNIST. If its download ends with an OSError, return the digits from another host.
+    """Return torchvision's MNIST. If its download fails, return the digits from another host.
 
     If the environment variable ``PL_USE_MOCKED_MNIST`` is set, always use the other host, without torchvision.
 
@@ -77,7 +77,7 @@ def MNIST(*args: Any, **kwargs: Any) -> Dataset[Any]:
 
     try:
         torchvision.datasets.MNIST(_FOLDER, download=True)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # torchvision raises RuntimeError if all its hosts have refused
         rank_zero_warn(f"torchvision could not download MNIST: {error}. It is downloaded from {_HOST}.")
         return _HostedMNIST(*args, **kwargs)
     return torchvision.datasets.MNIST(*args, **kwargs)
