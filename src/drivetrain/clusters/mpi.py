@@ -31,7 +31,8 @@ class _Job:
 class MPIEnvironment(ClusterEnvironment):
     """Takes the ranks from MPI's world communicator, through mpi4py.
 
-    The first read of a rank, a size or an address is a collective operation of MPI, so all ranks must read one.
+    The first read of a rank or a size is a collective operation of MPI, so all ranks must read one. This is also true
+    for the main address and port, unless ``MASTER_ADDR`` and ``MASTER_PORT`` are set.
 
     Args:
         environ: the environment variables, by default those of this process.

@@ -425,7 +425,7 @@ def arranged(given: Any, start: str) -> Any:
     """
     if isinstance(given, Tensor) or hasattr(given, "__array__"):
         samples = "TensorDataset(x, y)" if start.startswith("trainer.fit") else "samples"
-        # a table of pandas or Polars, which a DataLoader cannot index, because table[name] is a column
+        # a table of pandas or Polars, which cannot be the dataset of a DataLoader
         if hasattr(given, "to_numpy"):
             samples = "TensorDataset(torch.tensor(table.to_numpy(), dtype=torch.float32))"
         raise ConfigurationError(

@@ -49,8 +49,8 @@ class Passes:
         fetches_here: whether fetching a batch may draw from this process's random generators.
         flight: while a batch is fetched ahead, the position before this batch, otherwise ``None``.
         can_repeat: whether :meth:`last_batch` works.
-        seconds_to_first: the seconds from the start of the workers to the pass's first batch, or 0 if this was not
-            measured.
+        seconds_to_first: the seconds from the start of the workers to the pass's first batch, or 0 if there are no
+            workers, or if this was not measured.
     """
 
     can_repeat = True

@@ -68,7 +68,8 @@ class Engine(StateFiles):
     A subclass can define the complete program in a method ``run``. Calling ``run`` starts the processes, and each
     process then runs the program. If the arguments accelerator, strategy, devices, num_nodes or precision are omitted,
     their values can come from the command line: ``drivetrain run --devices=2 train.py``. With
-    ``check_collectives=None``, the first 100 collectives after each call of :meth:`launch` are checked.
+    ``check_collectives=None``, the first 100 tensor collectives of each process group are checked. Each call of
+    :meth:`launch` starts this count again.
 
     Args:
         plugins: the Trainer's argument ``plugins``, except LayerSync.

@@ -253,13 +253,16 @@ def _report_uncaught() -> None:
     """
     if (sheet := board.own_sheet()) is not None:
         sheet.words[board.ENGINE] = 1
-        atexit.register(sheet.words.__setitem__, board.STALL, 0)  # a process that ends normally is no longer watched
+        # with another value than 0, the watching process would report the end of this process as a failure
+        atexit.register(sheet.words.__setitem__, board.STALL, 0)
     cut_tracebacks(_tell)
 
 
 @contextmanager
 def _reporting() -> Iterator[None]:
-    """Context in which every rank runs a function. An exception of the function is reported to the other ranks."""
+    """Context in which every rank runs a function. An exception of the function is reported to the other ranks and in
+    the job's report.
+    """
     waiting.begin_run()
     if (sheet := board.own_sheet()) is not None:
         sheet.forget_failure()

@@ -328,8 +328,8 @@ class EngineModule(nn.Module):
 
 
 class _FirstCall:
-    """Forward hooks on a module and its wrapper. They warn if the first training pass bypasses the wrapper. After this
-    pass, they are removed.
+    """Forward hooks on a module and its wrapper. They warn if the first training pass bypasses the wrapper. When this
+    pass begins, they are removed.
     """
 
     def __init__(self) -> None:

@@ -67,9 +67,9 @@ class ScriptLauncher(Launcher):
 
         Raises:
             ConfigurationError: there is no command that runs this program again.
-            SystemExit: always. The exit code is 0 if all processes succeeded, and 1 if the processes hang. If this
-                process got the signal n, the exit code is 128 + n. In all other cases, it is the exit code of the
-                process that failed first.
+            SystemExit: always. If this process got the signal n, the exit code is 128 + n, even if all processes
+                succeeded. Otherwise, the exit code is 0 if all processes succeeded, and 1 if the processes hang. In all
+                other cases, it is the exit code of the process that failed first.
         """
         command = command_again()
         variables = variables_of(self.environment, self.num_processes, self.num_nodes)

@@ -2,7 +2,7 @@
 end the job.
 
 [Note: when a job that hangs is ended]
-A job without progress is always reported. A job is ended only in two cases, because it can then never continue. First,
+A job without progress is always reported. A job is ended only in two cases, in which it can never continue. First,
 a rank has waited in a collective for the complete timeout, and no rank that is missing there can arrive. A rank cannot
 arrive if it is dead, if it has been stopped for a while, or if it waits in another collective for ranks that cannot
 arrive. Second, another rank of this machine is dead or has been stopped for a while, and a rank waits for it at the end

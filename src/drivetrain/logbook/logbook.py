@@ -73,7 +73,7 @@ class Logbook:
         reduce: a function over the ranks that see different samples. The function checks that the ranks log equal
             names. It returns the sums of one list of numbers and the maxima of another. ``None``: there is one rank.
             ``reduce_world``: a function over all ranks.
-        own_reduce: the method ``reduce`` of a user's strategy, or ``None``.
+        own_reduce: the method ``reduce`` of a user's strategy. If it is ``None``, the results of ``reduce`` are used.
         history: on rank 0, the values of all runs of the Trainer that loggers get.
         sync_metric: a function that gathers a metric object's states, or ``None`` if all ranks see different samples.
     """

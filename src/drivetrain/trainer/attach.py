@@ -271,8 +271,8 @@ def former_hooks(of_callbacks: bool) -> Mapping[str, str]:
 
 
 def _check_step(name: str, method: str, step: Any, further: Container[str]) -> None:
-    """Check that ``step`` accepts the loop's arguments. ``further`` contains the names of other arguments that the loop
-    passes.
+    """Check that ``step`` accepts the loop's arguments and requires no others. ``further`` contains the names of
+    arguments that the loop passes besides the batch and the indices.
     """
     index = "" if method == "training_step" else ", dataloader_idx=0"
     cure = f"Write def {method}(self, batch, batch_idx{index})."

@@ -64,7 +64,8 @@ def shown(
         shown_in = progress.slot
         if shown_in is not own:
             own[:] = shown_in[: len(own)]
-            # the longer array is shared with a watching process; 0 tells this process to stop watching
+            # The longer array is shared with the process that watches the ranks. With 0, that process does not report
+            # the end of this rank as a failure. When all ranks have 0, it no longer waits for progress.
             if len(shown_in) > len(own):
                 shown_in[STALL] = 0
             progress.show_in(own)
