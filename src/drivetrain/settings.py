@@ -1,7 +1,7 @@
 """All arguments of the Trainer: their names, types, defaults and documentation.
 
 ``Trainer.__init__`` repeats the names, types and defaults, because editors, type checkers and the command line read
-signatures. A test compares the two signatures. This module checks each value separately. :mod:`drivetrain.plan` then
+signatures. A test compares both. This module checks each value separately. :mod:`drivetrain.plan` then
 chooses the parts of the run from all values and this machine.
 """
 

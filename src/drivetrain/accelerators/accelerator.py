@@ -108,7 +108,7 @@ class Accelerator(ABC):
 
     @classmethod
     def register_accelerators(cls, accelerator_registry: Registry[Accelerator]) -> None:
-        """Register the class under these names: ``accelerator_registry.register("name", cls, description="...")``.
+        """Call ``accelerator_registry.register("name", cls, description="...")`` for each name of the class.
 
         Called once, when a subclass that defines this method is created. No other registration is necessary.
         """

@@ -1,4 +1,4 @@
-"""Compute fingerprints of tensors: 64 bits that change if a value changes or moves."""
+"""Compute fingerprints of tensors: 64 bits that change if a value, or the order of the values, changes."""
 
 import functools
 from collections.abc import Iterable

@@ -18,7 +18,7 @@ from drivetrain.errors import text_of
 from drivetrain.strategies.meeting import meet
 
 _TIMEOUT = timedelta(seconds=20)
-_MIB, _SMALL, _LARGE = 1 << 20, 50, 4  # _SMALL and _LARGE: how often to repeat
+_MIB, _SMALL, _LARGE = 1 << 20, 50, 4  # _SMALL and _LARGE are numbers of repetitions
 _SLOWEST_MIB_S, _LONGEST_S = 20, 0.05
 
 

@@ -85,7 +85,7 @@ def start_of(folder: str | Path, start: int, rank: int) -> Start:
 
 
 def read(path: Path) -> Start:
-    """Read a file of records. A line that the kill has cut off is left out."""
+    """Read a file of records. The end of the process may have cut off a line: that line is left out."""
     found = Start()
     names: dict[str, list[str]] = {}
     for line in path.read_text(encoding="utf-8").splitlines():

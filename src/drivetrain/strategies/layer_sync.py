@@ -21,7 +21,7 @@ class LayerSync(ABC):
 
     @classmethod
     def register_layer_syncs(cls, layer_sync_registry: Registry[LayerSync]) -> None:
-        """Register the class under these names: ``layer_sync_registry.register("name", cls, description="...")``.
+        """Call ``layer_sync_registry.register("name", cls, description="...")`` for each name of the class.
 
         Called once, when a subclass that defines this method is created. No other registration is necessary.
         """

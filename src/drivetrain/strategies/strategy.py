@@ -98,7 +98,7 @@ class Strategy(Ranks, Model, Familiar):
 
     @classmethod
     def register_strategies(cls, strategy_registry: Registry[Strategy]) -> None:
-        """Register the class under these names: ``strategy_registry.register("name", cls, description="...")``.
+        """Call ``strategy_registry.register("name", cls, description="...")`` for each name of the class.
 
         Called once, when a subclass that defines this method is created. No other registration is necessary.
         """

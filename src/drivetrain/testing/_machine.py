@@ -129,7 +129,7 @@ class Machine:
         self.record.moves.append(Move(step, line, through, source, target, size, blocking, pinned))
         if blocking and (source is None or target is None):
             device = source if source is not None else target
-            assert device is not None  # ``None`` is the host, and a move has at least one device
+            assert device is not None  # the host is None, and no move is from host to host
             self.note_sync(device, what)
 
     def note_sync(self, device: int, what: str | None = None) -> None:
