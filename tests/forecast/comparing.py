@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import select
 import signal
 import sys
 import traceback
@@ -82,11 +83,14 @@ def ran(folder: Path, *words: str, devices: int = 1, walks: bool = False) -> dic
         )
         for rank in range(devices)
     ]  # fmt: skip
-    for each in copies:
-        if os.waitpid(each, 0)[1]:  # the others would wait for this rank
-            for other in copies[copies.index(each) + 1 :]:
-                os.kill(other, signal.SIGKILL)
-    assert (folder / "real.0").exists(), (folder / "log0").read_text()[-3000:]
+    running = {os.pidfd_open(each): each for each in copies}
+    while running:
+        for ended in select.select(list(running), [], [])[0]:
+            os.close(ended)
+            if os.waitpid(running.pop(ended), 0)[1]:  # the other ranks would wait for this rank
+                for other in running.values():
+                    os.kill(other, signal.SIGKILL)
+    assert (folder / "real.0").exists(), "\n".join(log.read_text()[-3000:] for log in sorted(folder.glob("log?")))
     found: dict[str, Any] = json.loads((folder / "real.0").read_text())
     assert found["peak"], "the run had no third window"
     return found

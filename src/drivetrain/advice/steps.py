@@ -239,7 +239,7 @@ class LimitsWatch(Watch):
             rank_zero_info(f"An epoch has {few}: each epoch makes one optimizer step.")
 
     def _never_validates(self) -> str:
-        """If the interval between validations is longer than the fit, return a text that says so; otherwise ""."""
+        """If the interval between validations is longer than the fit, return a text about it; otherwise ""."""
         limits, batches = self._run.limits, self._run.progress.num_training_batches
         epochs, every, interval = limits.max_epochs, limits.check_val_every_n_epoch, limits.val_check_interval
         if every is not None:

@@ -16,7 +16,7 @@ _OPTIONS: dict[str, tuple[str, type, str]] = {
     "devices": (f"{COMMAND_LINE_PREFIX}DEVICES", str, "their number, their indices such as 0,1, or auto"),
     "num_nodes": (f"{COMMAND_LINE_PREFIX}NUM_NODES", int, "the number of machines"),
     "precision": (f"{COMMAND_LINE_PREFIX}PRECISION", str, "the numeric precision, such as bf16-mixed"),
-    # with these, the processes of several machines find each other
+    # with these variables, processes on different machines find each other
     "node_rank": ("NODE_RANK", int, "the index of this machine, from 0"),
     "main_address": ("MASTER_ADDR", str, "the address of the first machine"),
     "main_port": ("MASTER_PORT", int, "the port of the first machine"),

@@ -1,4 +1,4 @@
-"""Ranks without a cluster. The user starts the program on one machine, or by hand on each of several machines."""
+"""Ranks without a cluster. The user starts the program on one machine, or by hand on each machine."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class LocalEnvironment(ClusterEnvironment):
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
         """Check the environment variables. For several machines, ``MASTER_ADDR`` and ``MASTER_PORT`` must be set.
-        ``MASTER_PORT`` must also be set if another process has started this process in a job of several processes.
+        If another process has started this process, and the job has more processes, ``MASTER_PORT`` must be set, too.
 
         Raises:
             ConfigurationError: a variable is missing, or this machine's node rank is too large.

@@ -36,7 +36,7 @@ class TorchSyncBatchNorm(LayerSync):
 
     Layers are changed in place. A layer whose class overrides ``forward`` is not changed. An ``nn.SyncBatchNorm`` keeps
     its own process group. All other layers use the group in :attr:`group`. A layer is not synchronised in three cases:
-    in evaluation, without a process group, and in a group of one process. In evaluation, a layer without running
+    in evaluation, without a process group, and in a group with one process. In evaluation, a layer without running
     statistics uses the statistics of the rank's own batch. A copied or unpickled layer has its original class.
 
     Every rank, even a rank with an empty batch, must run the same layers in the same order, in the forward and in the

@@ -21,7 +21,7 @@ from drivetrain.strategies.strategy import Strategy, StrategyRegistry
 
 
 class ReplicaStrategy(Strategy):
-    """Base of the strategies in which one process trains replicas of the module, one on each of several devices."""
+    """Base of the strategies in which one process trains replicas of the module, one replica per device."""
 
     _made: tuple[Replicas, ...] = ()
 

@@ -106,7 +106,7 @@ class Familiar(Step, State):
         unchanged.
 
         Raises:
-            UnknownNameError: the operation ``reduce_op`` is unknown, even in a job of one process.
+            UnknownNameError: the operation ``reduce_op`` is unknown, even in a job with one process.
         """
         operation_of(reduce_op)
         return self._group_of(group).all_reduce(tensor, reduce_op) if isinstance(tensor, Tensor) else tensor

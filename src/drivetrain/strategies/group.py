@@ -1,4 +1,4 @@
-"""Groups of ranks: the base class, a group of one process, and torch's process groups."""
+"""Groups of ranks: the base class, a group with one process, and torch's process groups."""
 
 from __future__ import annotations
 
@@ -318,8 +318,8 @@ class WaitingGroup(Group):
 
 
 def all_or_alone(group: Group, ranks: Sequence[int], why: str) -> Group:
-    """Return ``group`` if ``ranks`` are all ranks of ``group``. Return a group of one process if ``ranks`` is only this
-    rank. Some communication libraries cannot create other groups.
+    """Return ``group`` if ``ranks`` are all ranks of ``group``. If ``ranks`` is only this rank, return a group with one
+    process. Some communication libraries cannot create other groups.
 
     Raises:
         NotSupportedError: ``ranks`` are neither all ranks of ``group`` nor this rank alone. The message ends with

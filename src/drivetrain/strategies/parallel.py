@@ -198,7 +198,7 @@ class ParallelStrategy(Strategy):
         if environment is not None and defined_by_user(environment, "teardown"):
             environment.teardown()  # drivetrain's own environments need no teardown before another run
         if self.world_size == 1 and _GROUP[:1] == [dist.group.WORLD]:
-            _leave_group()  # processes that start later must not inherit this group of one process
+            _leave_group()  # processes that start later must not inherit this group
 
     # ---- buffers, which depend on each rank's batches ------------------------------------------------------------
 
